@@ -1,0 +1,29 @@
+"""draftlab: offline analysis and feature evaluation for speculative decoding.
+
+The functions below load on first use, so that the import stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftlab.evaluation import evaluate
+    from draftlab.log.reader import open_log
+    from draftlab.reporting.render import report
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "evaluate", "open_log", "report"]
+
+_PUBLIC = {
+    "evaluate": "draftlab.evaluation",
+    "open_log": "draftlab.log.reader",
+    "report": "draftlab.reporting.render",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'draftlab' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

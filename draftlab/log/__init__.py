@@ -1,0 +1,1 @@
+"""The draft log on disk: a crash-safe writer, a lazy reader and the checks of its content."""

@@ -1,0 +1,42 @@
+"""Atomic files: a reader sees the old content or the new one, never a part of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEMPORARY = ".tmp"
+"""Suffix of a file that is being written; a reader ignores it, `inspect` names it."""
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Call ``write`` on a temporary name, bring it to the disk and rename it to ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + TEMPORARY)
+    write(temporary)
+    _fsync(temporary)
+    temporary.replace(path)
+    _fsync(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write strict JSON (no NaN) atomically, keys in the given order."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    replace_file(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,307 @@
+"""Open draft logs: find runs, check their files, hand out lazy tables with their metadata."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from draftlab import schema
+from draftlab.errors import InputError
+from draftlab.log.files import TEMPORARY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from polars._typing import PolarsDataType
+
+_POLARS: dict[str, PolarsDataType] = {
+    "int64": pl.Int64,
+    "int32": pl.Int32,
+    "int16": pl.Int16,
+    "uint16": pl.UInt16,
+    "float32": pl.Float32,
+    "bool": pl.Boolean,
+    "string": pl.String,
+    "dictionary": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that could not be read; its rows are missing from every table."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its metadata (run.json) and its readable parts."""
+
+    name: str
+    path: str
+    metadata: dict[str, Any]
+    parts: dict[str, tuple[str, ...]]
+    """Readable parts by table, as paths or URIs that polars can scan."""
+    rows: dict[str, int]
+    """Rows by table, from the footers of the readable parts."""
+    unfinished: tuple[str, ...]
+    """Temporary files that a writer left behind."""
+
+    @property
+    def pair(self) -> str:
+        """Target and drafter, as one label; the drafting method is a column of its own."""
+        return f"{self.metadata['target']} + {self.metadata['drafter']}"
+
+    @cached_property
+    def _schemas(self) -> dict[str, set[str]]:
+        return {
+            table: set(pl.scan_parquet(list(parts)).collect_schema()) if parts else set()
+            for table, parts in self.parts.items()
+        }
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """Scan a table lazily in the log's dtypes, optional columns filled with null.
+
+        Columns: those of `schema.TABLES`, preceded by ``run``; unknown ones are dropped.
+        """
+        columns = schema.TABLES[table]
+        parts = list(self.parts[table])
+        if not parts:
+            empty: dict[str, PolarsDataType] = {c.name: _POLARS[c.dtype] for c in columns}
+            return pl.LazyFrame(schema={"run": pl.String} | empty)
+        present = self._schemas[table]
+        return pl.scan_parquet(parts).select(
+            pl.lit(self.name).alias("run"),
+            *(
+                (pl.col(c.name) if c.name in present else pl.lit(None))
+                .cast(_POLARS[c.dtype])
+                .alias(c.name)
+                for c in columns
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class DraftLog:
+    """One or several runs, read together. Keys are unique within a run."""
+
+    runs: tuple[Run, ...]
+    problems: tuple[Problem, ...]
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """Scan ``drafts``, ``requests`` or ``steps`` of all runs, with a column ``run``."""
+        return pl.concat([run.scan(table) for run in self.runs])
+
+    @property
+    def drafts(self) -> pl.LazyFrame:
+        """Lazy table of draft tokens (`schema.DRAFTS`)."""
+        return self.scan("drafts")
+
+    @property
+    def requests(self) -> pl.LazyFrame:
+        """Lazy table of requests (`schema.REQUESTS`)."""
+        return self.scan("requests")
+
+    @property
+    def steps(self) -> pl.LazyFrame:
+        """Lazy table of engine steps (`schema.STEPS`)."""
+        return self.scan("steps")
+
+
+def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
+    """Open logs or single runs, local or remote (``s3://``, ``gs://``).
+
+    Parameters
+    ----------
+    *paths : str or Path
+        A folder of runs, or the folder of one run.
+    strict : bool
+        Refuse a log with an unreadable part instead of returning the rest.
+
+    Returns
+    -------
+    DraftLog
+        Readable rows, and the parts that could not be read as ``problems``.
+
+    Raises
+    ------
+    InputError
+        No run is found, a run is given twice, run.json is unusable, a column is missing or of
+        the wrong type, no part of a run's drafts is readable, or ``strict`` and a part is not.
+
+    Examples
+    --------
+    >>> log = open_log("data/sample")
+    >>> log.drafts.select("position").max().collect().item()
+    4
+    """
+    if not paths:
+        raise InputError("no log given: name a folder of runs or the folder of one run")
+    folders: dict[str, fs.FileSystem] = {}
+    for path in paths:
+        folders |= _find_runs(path)
+    runs, problems = [], []
+    for folder, filesystem in folders.items():
+        run, broken = _open_run(folder, filesystem)
+        runs.append(run)
+        problems += broken
+    _refuse_twice(runs)
+    if problems and strict:
+        raise InputError(f"{problems[0].path}: {problems[0].message} (--strict)")
+    return DraftLog(tuple(runs), tuple(problems))
+
+
+def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:
+    """Return the folders of runs at a path, each with the file system it lies on."""
+    filesystem, prefix = _filesystem(path)
+    info = filesystem.get_file_info(prefix)
+    if info.type == fs.FileType.NotFound:
+        raise InputError(f"{path}: no such file or folder")
+    if info.type != fs.FileType.Directory:
+        raise InputError(
+            f"{path}: is a file, but a draft log is a folder of runs, each with a run.json"
+        )
+    candidates = [prefix] + sorted(
+        entry.path
+        for entry in filesystem.get_file_info(fs.FileSelector(prefix))
+        if entry.type == fs.FileType.Directory
+    )
+    found = [c for c in candidates if filesystem.get_file_info(f"{c}/run.json").is_file]
+    if prefix in found:
+        found = [prefix]
+    if not found:
+        raise InputError(
+            f"{path}: holds no draft log (neither it nor a folder in it has a run.json); "
+            "make one with `draftlab collect --out DIR`"
+        )
+    return dict.fromkeys(found, filesystem)
+
+
+def _filesystem(path: str | Path) -> tuple[fs.FileSystem, str]:
+    text = str(path)
+    if "://" not in text:
+        return fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
+    try:
+        filesystem, prefix = fs.FileSystem.from_uri(text)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{text}: cannot be opened: {error}") from error
+    return filesystem, prefix.rstrip("/")
+
+
+def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem]]:
+    metadata = _read_metadata(folder, filesystem)
+    parts: dict[str, tuple[str, ...]] = {}
+    rows: dict[str, int] = {}
+    problems: list[Problem] = []
+    unfinished: list[str] = []
+    for table in schema.TABLES:
+        readable: list[str] = []
+        count = 0
+        for path in _list_files(f"{folder}/{table}", filesystem):
+            if path.endswith(TEMPORARY):
+                unfinished.append(path)
+            elif path.endswith(".parquet"):
+                try:
+                    count += _check_part(path, table, filesystem)
+                except (pa.ArrowInvalid, OSError) as error:
+                    problems.append(Problem(path, f"not a readable Parquet file: {error}"))
+                else:
+                    readable.append(_uri(path, filesystem))
+        parts[table], rows[table] = tuple(readable), count
+    broken = [p for p in problems if "/drafts/" in p.path]
+    if broken and not parts["drafts"]:
+        raise InputError(f"{broken[0].path}: {broken[0].message}; no other part holds drafts")
+    name = str(metadata["run"])
+    return Run(name, folder, metadata, parts, rows, tuple(unfinished)), problems
+
+
+def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
+    path = f"{folder}/run.json"
+    with filesystem.open_input_stream(path) as stream:
+        try:
+            metadata = json.loads(stream.readall())
+        except ValueError as error:
+            raise InputError(f"{path}: is not JSON: {error}") from error
+    missing = [
+        c.name
+        for c in schema.RUN
+        if c.null is None and (not isinstance(metadata, dict) or metadata.get(c.name) is None)
+    ]
+    if missing:
+        raise InputError(f"{path}: lacks {', '.join(missing)}")
+    version = metadata["schema_version"]
+    if version != schema.VERSION:
+        raise InputError(
+            f"{path}: has log version {version}, this draftlab reads version {schema.VERSION}"
+        )
+    return dict(metadata)
+
+
+def _list_files(folder: str, filesystem: fs.FileSystem) -> list[str]:
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    return sorted(e.path for e in filesystem.get_file_info(selector) if e.is_file)
+
+
+def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
+    """Return the rows of a part whose columns fit the schema; raise where they do not."""
+    with filesystem.open_input_file(path) as stream:
+        footer = pq.ParquetFile(stream)
+        found = footer.schema_arrow
+        rows: int = footer.metadata.num_rows
+    types = dict(zip(found.names, found.types, strict=True))
+    missing = [name for name in schema.required_columns(table) if name not in types]
+    if missing:
+        raise InputError(
+            f"{path}: lacks {_plural('column', missing)} of {table} "
+            f"(log version {schema.VERSION})"
+        )
+    for column in schema.TABLES[table]:
+        if column.name in types and not _fits(types[column.name], column.dtype):
+            raise InputError(
+                f"{path}: column {column.name} has type {types[column.name]}, wanted "
+                f"{column.dtype} (log version {schema.VERSION})"
+            )
+    return rows
+
+
+def _fits(found: pa.DataType, wanted: str) -> bool:
+    if pa.types.is_null(found):
+        return True
+    if "int" in wanted:
+        return bool(pa.types.is_integer(found))
+    if wanted.startswith("float"):
+        return bool(pa.types.is_floating(found))
+    if wanted == "bool":
+        return bool(pa.types.is_boolean(found))
+    value = found.value_type if pa.types.is_dictionary(found) else found
+    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(value) for test in text)
+
+
+def _plural(noun: str, names: list[str]) -> str:
+    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _uri(path: str, filesystem: fs.FileSystem) -> str:
+    scheme = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}.get(filesystem.type_name)
+    return path if scheme is None else f"{scheme}://{path}"
+
+
+def _refuse_twice(runs: Iterable[Run]) -> None:
+    seen: dict[str, str] = {}
+    for run in runs:
+        if run.name in seen:
+            raise InputError(
+                f"run {run.name} is given twice ({seen[run.name]} and {run.path}): its rows "
+                "would count double"
+            )
+        seen[run.name] = run.path
