@@ -1,0 +1,488 @@
+"""Metrics of binary predictions: arrays in, Python floats out; no files, no printing.
+
+``y`` is the label (accepted or not): drop unobserved positions before calling. ``score`` and
+``logit`` are log-odds, ``prob`` is a probability; the caller says which by the function he
+calls, nothing is guessed from the range of the values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.special import erf
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+IntArray = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+Bins = Literal["width", "mass"]
+
+NUM_BINS = 15
+_EPSILON = float(np.finfo(np.float64).eps)
+
+_HALF_NORMAL_MEAN = float(np.sqrt(2 / np.pi))
+_HALF_NORMAL_THIRD = float(_HALF_NORMAL_MEAN * (4 / np.pi - 1))
+_Z95 = 1.6448536269514722
+
+
+class EceNull(NamedTuple):
+    """What a perfectly calibrated predictor would show as plug-in ECE."""
+
+    expected: float
+    high: float
+    """Upper 95 % quantile."""
+
+
+class Reliability(NamedTuple):
+    """Bins of a reliability diagram, one entry per bin, empty ones included."""
+
+    low: FloatArray
+    """Closed left edge."""
+    high: FloatArray
+    """Open right edge; the last one is closed."""
+    n: IntArray
+    n_accepted: IntArray
+    mean_prediction: FloatArray
+    """NaN in an empty bin."""
+    rate: FloatArray
+    """Share accepted; NaN in an empty bin."""
+
+
+def auc(y: npt.ArrayLike, score: npt.ArrayLike) -> float:
+    """Area under the ROC curve: P(score of an accepted row > score of a rejected one).
+
+    Ties count one half. Exact: pairs are counted in integers after one sort, O(n log n).
+
+    Parameters
+    ----------
+    y : (n,) bool
+        Accepted or not.
+    score : (n,) float64
+        Anything that orders the rows; infinite values are allowed.
+
+    Returns
+    -------
+    float
+        NaN when one class is missing.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, or a score is NaN.
+
+    Examples
+    --------
+    >>> auc([True, False, True, False], [3.0, 1.0, 2.0, 2.0])
+    0.875
+    """
+    label, values = _check(y, score, "score")
+    num_accepted = int(np.count_nonzero(label))
+    pairs = num_accepted * (len(label) - num_accepted)
+    if pairs == 0:
+        return float("nan")
+    group = np.zeros(len(label), dtype=np.int16)
+    (twice,) = count_wins(label, values, group, 1, np.argsort(values))
+    return int(twice) / (2 * pairs)
+
+
+def count_wins(
+    y: BoolArray,
+    score: FloatArray,
+    group: np.ndarray[Any, Any],
+    num_groups: int,
+    order: IntArray,
+) -> IntArray:
+    """Count, within each group, twice the (accepted, rejected) pairs in the right order.
+
+    Twice, so that the half credit of a tie stays an integer. ``AUC = wins / (2 pairs)``, and
+    wins and pairs of folds or shards add up.
+
+    Parameters
+    ----------
+    y : (n,) bool
+    score : (n,) float64
+    group : (n,) int16
+        In [0, num_groups); small integers are regrouped by a radix sort.
+    num_groups : int
+    order : (m,) int64
+        Rows to count, sorted by score; sorting once serves several groupings.
+
+    Returns
+    -------
+    (num_groups,) int64
+
+    Examples
+    --------
+    >>> y = np.array([True, False, True, False])
+    >>> score = np.array([1.0, 0.0, 5.0, 5.0])
+    >>> group = np.array([0, 0, 1, 1], dtype=np.int16)
+    >>> count_wins(y, score, group, 2, np.argsort(score)).tolist()
+    [2, 1]
+    """
+    wins = np.zeros(num_groups, dtype=np.int64)
+    if len(order) == 0:
+        return wins
+    if num_groups > 1:
+        order = order[np.argsort(group[order], kind="stable")]
+    ranked, members, label = score[order], group[order], y[order]
+    new_group = np.concatenate(([True], members[1:] != members[:-1]))
+    starts = np.flatnonzero(new_group | np.concatenate(([True], ranked[1:] != ranked[:-1])))
+    # one tie block = rows of one group with one score
+    size = np.diff(starts, append=len(order))
+    accepted = np.add.reduceat(label, starts, dtype=np.int64)
+    rejected = size - accepted
+    before = np.cumsum(rejected) - rejected
+    first = new_group[starts]
+    before -= before[first][np.cumsum(first) - 1]
+    blocks = accepted * (2 * before + rejected)
+    wins[members[starts][first]] = np.add.reduceat(blocks, np.flatnonzero(first))
+    return wins
+
+
+def log_loss(y: npt.ArrayLike, logit: npt.ArrayLike) -> float:
+    """Mean negative log-likelihood in nats, from log-odds, without any clipping.
+
+    A row costs log(1 + exp(-z)) if accepted and log(1 + exp(z)) if not.
+
+    Parameters
+    ----------
+    y : (n,) bool
+        Accepted or not.
+    logit : (n,) float64
+        Log-odds of acceptance, not a probability.
+
+    Returns
+    -------
+    float
+        NaN when n is 0; inf where an infinite log-odds is on the wrong side.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, or a log-odds is NaN.
+
+    Examples
+    --------
+    >>> log_loss([False, True], [40.0, -800.0])
+    420.0
+    """
+    label, values = _check(y, logit, "logit")
+    return _mean(row_log_loss(label, values))
+
+
+def row_log_loss(y: BoolArray, logit: FloatArray) -> FloatArray:
+    """Return the log-loss of each row in nats; unchecked, see `log_loss`."""
+    wrong = np.where(y, -logit, logit)
+    return np.asarray(np.maximum(wrong, 0.0) + np.log1p(np.exp(-np.abs(wrong))))
+
+
+def log_loss_from_prob(y: npt.ArrayLike, prob: npt.ArrayLike, *, clip: float = _EPSILON) -> float:
+    """Log-loss in nats of probabilities that are clipped to [clip, 1 - clip].
+
+    The clip decides what a certain and wrong prediction costs, so a number needs it beside
+    it. Predictors of draftlab hand log-odds to `log_loss`, which needs none.
+
+    Parameters
+    ----------
+    y : (n,) bool
+        Accepted or not.
+    prob : (n,) float64
+        Probability of acceptance.
+    clip : float
+        Float64 machine epsilon (2.2e-16) unless told.
+
+    Returns
+    -------
+    float
+        NaN when n is 0.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, or a probability lies outside [0, 1].
+
+    Examples
+    --------
+    >>> round(log_loss_from_prob([1, 0], [0.0, 0.0]), 2)
+    18.02
+    """
+    label, values = _check_prob(y, prob)
+    clipped = np.clip(values, clip, 1 - clip)
+    return _mean(-np.log(np.where(label, clipped, 1 - clipped)))
+
+
+def brier(y: npt.ArrayLike, prob: npt.ArrayLike) -> float:
+    """Mean squared difference of probability and label (Brier 1950), in [0, 1].
+
+    Parameters
+    ----------
+    y : (n,) bool
+        Accepted or not.
+    prob : (n,) float64
+        Predicted probability of acceptance.
+
+    Returns
+    -------
+    float
+        NaN when n is 0.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, or a probability lies outside [0, 1].
+
+    Examples
+    --------
+    >>> brier([True, False], [0.5, 0.5])
+    0.25
+    """
+    label, values = _check_prob(y, prob)
+    return _mean((values - label) ** 2)
+
+
+def ece(
+    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+) -> float:
+    """Return the expected calibration error of binary predictions, in [0, 1].
+
+    sum over bins of n_b / n * |rate_b - mean prediction_b| (Naeini et al., AAAI 2015). The
+    label is acceptance, not "the prediction was right". Bins are [i/n, (i+1)/n), the last one
+    closed; empty ones count for nothing.
+
+    Parameters
+    ----------
+    y : (n,) bool
+        Accepted or not.
+    prob : (n,) float64
+        Predicted probability of acceptance.
+    n_bins : int
+        The number moves the result: print it beside.
+    bins : {"width", "mass"}
+        Equal width, or edges at the i/n quantiles of ``prob`` (equal predictions stay
+        together, so bins may be unequal or empty).
+
+    Returns
+    -------
+    float
+        NaN when n is 0. Biased upward for small n: compare with `ece_null`.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, a probability lies outside [0, 1], or ``n_bins``
+        or ``bins`` is unusable.
+
+    Examples
+    --------
+    >>> ece([1, 0], [0.75, 0.25])
+    0.25
+    """
+    _, n, accepted, predicted, _ = _bin(y, prob, n_bins, bins)
+    return float(ece_of_bins(n, accepted, predicted))
+
+
+def ece_debiased(
+    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+) -> float:
+    """ECE less an estimate of its upward bias, bin by bin.
+
+    sum over bins of n_b / n * (2 |d| - E|N(d, s^2)|) with d = rate - mean prediction and
+    s^2 = rate (1 - rate) / n_b: the L1 form of Kumar, Liang and Ma (NeurIPS 2019), in closed
+    form. It takes away a part of the bias, not all; slightly negative values are noise.
+
+    Parameters and errors are those of `ece`.
+
+    Returns
+    -------
+    float
+        NaN when n is 0.
+
+    Examples
+    --------
+    >>> round(ece_debiased([1, 0, 1, 1], [0.6, 0.6, 0.6, 0.6]), 4)
+    0.0874
+    """
+    _, n, accepted, predicted, _ = _bin(y, prob, n_bins, bins)
+    return float(ece_debiased_of_bins(n, accepted, predicted))
+
+
+def ece_null(prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width") -> EceNull:
+    """Return what plug-in ECE would be if every prediction were exactly right.
+
+    The sum of label - prediction over a bin then has variance V = sum p (1 - p) and is taken
+    as normal, so its absolute value has mean sqrt(2 V / pi), or 2 V where that is less (bins
+    that expect hardly one event). The quantile of the sum over bins is a Cornish-Fisher
+    expansion with the third cumulant of half-normals; with one bin it gives the exact 1.96.
+    A predictor that was fitted to the same rows can lie below.
+
+    Parameters
+    ----------
+    prob : (n,) float64
+        Predictions.
+    n_bins, bins
+        As in `ece`.
+
+    Returns
+    -------
+    EceNull
+        Expected value and upper 95 % quantile; NaN when n is 0.
+
+    Raises
+    ------
+    ValueError
+        A probability lies outside [0, 1], or ``n_bins`` or ``bins`` is unusable.
+
+    Examples
+    --------
+    >>> expected, high = ece_null(np.full(10_000, 0.5), n_bins=15)
+    >>> round(expected, 4), round(high, 4)
+    (0.004, 0.0098)
+    """
+    no_label = np.zeros(np.shape(prob), dtype=np.bool_)
+    _, n, _, _, variance = _bin(no_label, prob, n_bins, bins)
+    expected, high = ece_null_of_bins(n, variance)
+    return EceNull(float(expected), float(high))
+
+
+def reliability(
+    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+) -> Reliability:
+    """Return counts, mean prediction and rate of each bin; `ece` is their weighted gap.
+
+    Parameters and errors are those of `ece`.
+
+    Examples
+    --------
+    >>> table = reliability([1, 0, 1], [0.9, 0.1, 0.8], n_bins=2)
+    >>> table.n.tolist(), table.rate.tolist()
+    ([1, 2], [0.0, 1.0])
+    """
+    edges, n, accepted, predicted, _ = _bin(y, prob, n_bins, bins)
+    mean, rate = divide(predicted, n), divide(accepted, n)
+    return Reliability(edges[:-1], edges[1:], n, accepted, mean, rate)
+
+
+def bin_edges(n_bins: int) -> FloatArray:
+    """Return the edges i / n_bins of equal-width bins, each the float nearest to the ratio."""
+    if n_bins < 1:
+        raise ValueError(f"n_bins must be at least 1, got {n_bins}")
+    return np.asarray(np.arange(n_bins + 1) / n_bins)
+
+
+def bin_index(prob: FloatArray, edges: FloatArray) -> IntArray:
+    """Return the bin of each probability: closed left, the last one closed on both sides.
+
+    Compared with the edges themselves: ``floor(prob * n_bins)`` puts some edges into the bin
+    below, because the product is rounded.
+    """
+    return np.searchsorted(edges[1:-1], prob, side="right")
+
+
+# The functions below take sums per bin, shape (..., n_bins), and reduce the last axis: sums of
+# positions, datasets and shards add up, and one pass over the rows serves every scope.
+
+
+def ece_of_bins(
+    n: np.ndarray[Any, Any], accepted: np.ndarray[Any, Any], predicted: FloatArray
+) -> FloatArray:
+    """Return ECE from counts, accepted counts and summed predictions per bin."""
+    return divide(np.abs(accepted - predicted).sum(axis=-1), n.sum(axis=-1))
+
+
+def ece_debiased_of_bins(
+    n: np.ndarray[Any, Any], accepted: np.ndarray[Any, Any], predicted: FloatArray
+) -> FloatArray:
+    """Return the debiased ECE of `ece_debiased` from the sums of `ece_of_bins`."""
+    gap = np.abs(accepted - predicted)
+    variance = accepted * (1 - accepted / np.maximum(n, 1))
+    total = (2 * gap - _folded_normal_mean(gap, variance)).sum(axis=-1)
+    return divide(total, n.sum(axis=-1))
+
+
+def ece_null_of_bins(
+    n: np.ndarray[Any, Any], variance: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return expected value and 95 % quantile of `ece_null` from summed p (1 - p) per bin."""
+    mean = np.minimum(_HALF_NORMAL_MEAN * np.sqrt(variance), 2 * variance)
+    spread = np.sqrt((variance - mean**2).sum(axis=-1))
+    third = _HALF_NORMAL_THIRD * (variance**1.5).sum(axis=-1)
+    skewness = np.where(spread > 0, third / np.where(spread > 0, spread, 1.0) ** 3, 0.0)
+    quantile = _Z95 + (_Z95**2 - 1) / 6 * skewness
+    total = n.sum(axis=-1)
+    expected = mean.sum(axis=-1)
+    return divide(expected, total), divide(expected + spread * quantile, total)
+
+
+def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
+    """Divide elementwise; NaN where the denominator is 0: undefined is never a number."""
+    below = np.asarray(denominator, dtype=np.float64)
+    above = np.asarray(numerator, dtype=np.float64)
+    out = np.full(np.broadcast_shapes(above.shape, below.shape), np.nan)
+    np.divide(above, below, out=out, where=below != 0)
+    return out
+
+
+def sum_by(index: np.ndarray[Any, Any], values: FloatArray, size: int) -> FloatArray:
+    """Sum the values of each index in [0, size)."""
+    return np.asarray(np.bincount(index, values, size), dtype=np.float64)
+
+
+def _folded_normal_mean(mean: FloatArray, variance: FloatArray) -> FloatArray:
+    """Return E|N(mean, variance)|, mean >= 0."""
+    deviation = np.sqrt(variance)
+    ratio = mean / np.where(deviation > 0, deviation, 1.0)
+    folded = _HALF_NORMAL_MEAN * deviation * np.exp(-0.5 * ratio**2)
+    inside = folded + mean * erf(ratio / np.sqrt(2))
+    return np.asarray(np.where(deviation > 0, inside, mean))
+
+
+def _bin(
+    y: npt.ArrayLike, prob: npt.ArrayLike, n_bins: int, bins: Bins
+) -> tuple[FloatArray, IntArray, IntArray, FloatArray, FloatArray]:
+    """Return edges and, per bin: n, accepted, sum of predictions, sum of p (1 - p)."""
+    label, values = _check_prob(y, prob)
+    edges = bin_edges(n_bins)
+    if bins == "mass":
+        edges = np.quantile(values, edges) if len(values) else edges
+    elif bins != "width":
+        raise ValueError(f"unknown bins {bins!r}; known: 'mass', 'width'")
+    index = bin_index(values, edges)
+    n, accepted = (np.bincount(i, minlength=n_bins) for i in (index, index[label]))
+    predicted = sum_by(index, values, n_bins)
+    variance = sum_by(index, values * (1 - values), n_bins)
+    return edges, n, accepted, predicted, variance
+
+
+def _check(y: npt.ArrayLike, values: npt.ArrayLike, name: str) -> tuple[BoolArray, FloatArray]:
+    label = np.asarray(y)
+    numbers = np.asarray(values, dtype=np.float64)
+    if label.ndim != 1 or label.shape != numbers.shape:
+        raise ValueError(
+            f"y and {name} must share one shape (n,), got {label.shape} and {numbers.shape}"
+        )
+    if label.dtype != np.bool_:
+        if not np.isin(label, (0, 1)).all():
+            raise ValueError("y must hold only 0 and 1 (drop unobserved rows first)")
+        label = label.astype(np.bool_)
+    num_nan = int(np.count_nonzero(np.isnan(numbers)))
+    if num_nan:
+        raise ValueError(f"{name} holds {num_nan} NaN of {len(numbers)} values")
+    return label, numbers
+
+
+def _check_prob(y: npt.ArrayLike, prob: npt.ArrayLike) -> tuple[BoolArray, FloatArray]:
+    label, values = _check(y, prob, "prob")
+    outside = values[(values < 0) | (values > 1)]
+    if len(outside):
+        raise ValueError(
+            f"prob must lie in [0, 1], got {len(outside)} outside, such as {outside[0]}; "
+            "log-odds go to log_loss and auc"
+        )
+    return label, values
+
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
