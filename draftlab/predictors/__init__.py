@@ -1,0 +1,1 @@
+"""Predictors of conditional acceptance: fits and baselines. They see arrays, never a path."""

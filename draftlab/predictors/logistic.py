@@ -1,0 +1,364 @@
+"""The acceptance model logit p = w f + b_k: one slope, one intercept per draft position.
+
+Maximum likelihood by Newton's method (IRLS). The Hessian is an arrowhead: the intercepts are
+eliminated, the slope is a scalar, so that an iteration costs O(n) and no design matrix exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from draftlab.metrics import BoolArray, FloatArray, IntArray, sum_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Status = Literal["converged", "separable", "not_converged"]
+Positions = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+FALLBACK_RIDGE = 1e-3
+"""Ridge on slope and intercepts where no finite maximum exists."""
+MAX_ITERATIONS = 100
+STEP_TOLERANCE = 1e-9
+"""Length of the last Newton step in standard errors, sqrt(g' H^-1 g). It bounds step and
+gradient at once, whatever the feature's unit; convergence is quadratic, so the error after
+that step is far smaller."""
+_MAX_HALVINGS = 40
+_FLAT = 1e-12
+"""Share of the slope's curvature, below which it is the rounding of a feature that is constant
+within every position and says nothing beyond the position: its slope stays where it started."""
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted coefficients and how the fit ended."""
+
+    slopes: FloatArray
+    """(K,): equal entries when the slope is shared."""
+    intercepts: FloatArray
+    """(K,): NaN at a position without rows."""
+    status: Status
+    """``separable``: the likelihood has no finite maximum, a ridge holds the coefficients."""
+    ridge: float
+    """Ridge in force, `FALLBACK_RIDGE` where a separable fit fell back."""
+    iterations: int
+    log_likelihood: float
+    """Of the training rows, in nats, without the penalty."""
+    counts: IntArray
+    """(K,): training rows by position."""
+
+    @property
+    def slope(self) -> float:
+        """The shared slope."""
+        return float(self.slopes[0])
+
+    @property
+    def n(self) -> int:
+        """Training rows."""
+        return int(self.counts.sum())
+
+    def log_odds(self, feature: FloatArray, position: Positions) -> FloatArray:
+        """Return w_k f + b_k for each row, (n,) float64."""
+        return np.asarray(self.slopes[position] * feature + self.intercepts[position])
+
+
+class _Moments(NamedTuple):
+    """Penalised log-likelihood at a point, its gradient and the arrowhead Hessian."""
+
+    value: float
+    slope_gradient: float
+    gradient: FloatArray
+    slope_curvature: float
+    cross: FloatArray
+    curvature: FloatArray
+
+
+def fit_logistic(
+    feature: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    num_positions: int,
+    *,
+    ridge: float = 0.0,
+    start: Fit | None = None,
+) -> Fit:
+    """Fit logit p = w f + b_k by maximum likelihood, or penalised by ridge / 2 (w^2 + sum b^2).
+
+    The data are called separable where no finite maximum exists: a position has rows of one
+    class only, or a threshold per position, all on the same side, divides the classes. That
+    is decided from the data, exactly, and `FALLBACK_RIDGE` then takes the place of no ridge.
+
+    Parameters
+    ----------
+    feature : (n,) float64
+        Finite.
+    position : (n,) int
+        In [0, num_positions).
+    accepted : (n,) bool
+    num_positions : int
+        K.
+    ridge : float
+        0 is maximum likelihood.
+    start : Fit, optional
+        Where to start, to save iterations; zeros unless told.
+
+    Returns
+    -------
+    Fit
+        ``not_converged`` after `MAX_ITERATIONS` steps longer than `STEP_TOLERANCE`.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, there are no rows, a feature is not finite, or a position lies outside
+        [0, num_positions).
+
+    Examples
+    --------
+    >>> feature = np.array([-2.0, -1.0, 1.0, 2.0])
+    >>> position = np.zeros(4, dtype=np.int64)
+    >>> accepted = np.array([False, False, True, True])
+    >>> fit = fit_logistic(feature, position, accepted, 1)
+    >>> fit.status, round(fit.slope, 3)
+    ('separable', 5.839)
+    """
+    _check(feature, position, accepted, num_positions)
+    separable = _is_separable(feature, position, accepted, num_positions)
+    if separable and ridge == 0:
+        ridge = FALLBACK_RIDGE
+
+    def moments(slope: float, intercepts: FloatArray) -> _Moments:
+        return _moments(feature, position, accepted, slope, intercepts, ridge)
+
+    slope, intercepts = _start(start, num_positions)
+    here = moments(slope, intercepts)
+    status: Status = "not_converged"
+    iteration = 0
+    while status == "not_converged" and iteration < MAX_ITERATIONS:
+        iteration += 1
+        slope_step, step = _newton_step(here, ridge)
+        # g' H^-1 g: the squared length of the step, in standard errors
+        decrement = slope_step * here.slope_gradient + float(step @ here.gradient)
+        slope, intercepts, here = _advance(moments, here, slope, intercepts, slope_step, step)
+        if decrement <= STEP_TOLERANCE**2:
+            status = "converged"
+    if separable and status == "converged":
+        status = "separable"
+    counts = np.bincount(position, minlength=num_positions)
+    penalty = _penalty(slope, intercepts, ridge)
+    return Fit(
+        slopes=np.full(num_positions, slope),
+        intercepts=np.where(counts > 0, intercepts, np.nan),
+        status=status,
+        ridge=ridge,
+        iterations=iteration,
+        log_likelihood=here.value + penalty,
+        counts=counts,
+    )
+
+
+def fit_own_slopes(
+    feature: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    num_positions: int,
+    *,
+    ridge: float = 0.0,
+) -> Fit:
+    """Fit logit p = w_k f + b_k, an own slope for each position: the ablation of the shared one.
+
+    Parameters and errors are those of `fit_logistic`. A position without rows has slope NaN;
+    the status is that of the worst position.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> feature, position = rng.normal(size=4000), rng.integers(0, 2, 4000)
+    >>> accepted = rng.random(4000) < 1 / (1 + np.exp(-feature * (1 + position)))
+    >>> fit_own_slopes(feature, position, accepted, 2).slopes.round().tolist()
+    [1.0, 2.0]
+    """
+    _check(feature, position, accepted, num_positions)
+    slopes, intercepts = np.full((2, num_positions), np.nan)
+    fits = {}
+    for k in np.unique(position).tolist():
+        rows = position == k
+        alone = np.zeros(int(np.count_nonzero(rows)), dtype=np.int64)
+        fits[k] = fit_logistic(feature[rows], alone, accepted[rows], 1, ridge=ridge)
+        slopes[k], intercepts[k] = fits[k].slope, fits[k].intercepts[0]
+    worst: tuple[Status, ...] = ("not_converged", "separable", "converged")
+    return Fit(
+        slopes=slopes,
+        intercepts=intercepts,
+        status=min((fit.status for fit in fits.values()), key=worst.index),
+        ridge=max(fit.ridge for fit in fits.values()),
+        iterations=max(fit.iterations for fit in fits.values()),
+        log_likelihood=sum(fit.log_likelihood for fit in fits.values()),
+        counts=np.bincount(position, minlength=num_positions),
+    )
+
+
+def fit_rates(
+    _feature: FloatArray | None, position: Positions, accepted: BoolArray, num_positions: int
+) -> Fit:
+    """Fit the acceptance rate of each position, as a model whose slope is 0: a floor.
+
+    Parameters are those of `fit_logistic`; the feature is not read.
+
+    Returns
+    -------
+    Fit
+        Intercepts are the log-odds of the rates. A position with one class has no finite
+        log-odds: the fit is separable and held by `FALLBACK_RIDGE`.
+
+    Examples
+    --------
+    >>> fit = fit_rates(None, np.array([0, 0, 1, 1]), np.array([True, False, True, False]), 2)
+    >>> fit.intercepts.tolist()
+    [0.0, 0.0]
+    """
+    counts = np.bincount(position, minlength=num_positions)
+    hits = np.bincount(position[accepted], minlength=num_positions)
+    misses = counts - hits
+    if np.any((counts > 0) & ((hits == 0) | (misses == 0))):
+        return fit_logistic(np.zeros(len(position)), position, accepted, num_positions)
+    present = counts > 0
+    intercepts = np.full(num_positions, np.nan)
+    intercepts[present] = np.log(hits[present] / misses[present])
+    rate = hits[present] / counts[present]
+    log_likelihood = hits[present] @ np.log(rate) + misses[present] @ np.log1p(-rate)
+    slopes = np.zeros(num_positions)
+    return Fit(slopes, intercepts, "converged", 0.0, 0, float(log_likelihood), counts)
+
+
+def fit_constant(
+    _feature: FloatArray | None, position: Positions, accepted: BoolArray, num_positions: int
+) -> Fit:
+    """Fit one acceptance rate for all positions: the lowest floor. See `fit_rates`.
+
+    Examples
+    --------
+    >>> fit = fit_constant(None, np.array([0, 0, 1, 1]), np.array([True, False, True, False]), 2)
+    >>> fit.intercepts.tolist()
+    [0.0, 0.0]
+    """
+    one = fit_rates(None, np.zeros_like(position), accepted, 1)
+    return Fit(
+        slopes=np.zeros(num_positions),
+        intercepts=np.repeat(one.intercepts, num_positions),
+        status=one.status,
+        ridge=one.ridge,
+        iterations=one.iterations,
+        log_likelihood=one.log_likelihood,
+        counts=np.bincount(position, minlength=num_positions),
+    )
+
+
+def _check(
+    feature: FloatArray, position: Positions, accepted: BoolArray, num_positions: int
+) -> None:
+    shapes = {feature.shape, position.shape, accepted.shape}
+    if len(shapes) > 1 or feature.ndim != 1:
+        raise ValueError(
+            "feature, position and accepted must share one shape (n,), got "
+            f"{feature.shape}, {position.shape} and {accepted.shape}"
+        )
+    if len(feature) == 0:
+        raise ValueError("cannot fit without rows")
+    if not np.isfinite(feature).all():
+        raise ValueError("feature must be finite: clamp or drop the rows first")
+    if position.min() < 0 or position.max() >= num_positions:
+        raise ValueError(
+            f"position must lie in [0, {num_positions}), got [{position.min()}, {position.max()}]"
+        )
+
+
+def _is_separable(
+    feature: FloatArray, position: Positions, accepted: BoolArray, num_positions: int
+) -> bool:
+    """Whether some direction (w, b) never lowers the likelihood, so that no maximum is finite."""
+    cell = 2 * position.astype(np.int64) + accepted
+    low = np.full(2 * num_positions, np.inf)
+    high = np.full(2 * num_positions, -np.inf)
+    np.minimum.at(low, cell, feature)
+    np.maximum.at(high, cell, feature)
+    (low_no, low_yes), (high_no, high_yes) = low.reshape(-1, 2).T, high.reshape(-1, 2).T
+    has_no, has_yes = np.isfinite(low_no), np.isfinite(low_yes)
+    if np.any(has_no != has_yes):
+        return True  # one class only: the intercept of that position runs away
+    rising = high_no[has_no] <= low_yes[has_no]
+    falling = high_yes[has_no] <= low_no[has_no]
+    spread = np.maximum(high_no, high_yes) > np.minimum(low_no, low_yes)
+    return bool((rising.all() or falling.all()) and spread[has_no].any())
+
+
+def _start(start: Fit | None, num_positions: int) -> tuple[float, FloatArray]:
+    if start is None:
+        return 0.0, np.zeros(num_positions)
+    return start.slope, np.nan_to_num(start.intercepts)
+
+
+def _penalty(slope: float, intercepts: FloatArray, ridge: float) -> float:
+    return ridge / 2 * (slope**2 + float(intercepts @ intercepts))
+
+
+def _moments(
+    feature: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    slope: float,
+    intercepts: FloatArray,
+    ridge: float,
+) -> _Moments:
+    num_positions = len(intercepts)
+    logit = slope * feature + intercepts[position]
+    tail = np.exp(-np.abs(logit))
+    prob = np.where(logit >= 0, 1.0, tail) / (1.0 + tail)
+    weight = tail / (1.0 + tail) ** 2  # p (1 - p) without the cancellation of 1 - p
+    residual = accepted - prob
+    loss = np.maximum(np.where(accepted, -logit, logit), 0.0) + np.log1p(tail)
+    gradient = sum_by(position, residual, num_positions) - ridge * intercepts
+    weighted = weight * feature
+    return _Moments(
+        value=-float(loss.sum()) - _penalty(slope, intercepts, ridge),
+        slope_gradient=float(residual @ feature) - ridge * slope,
+        gradient=gradient,
+        slope_curvature=float(weighted @ feature) + ridge,
+        cross=sum_by(position, weighted, num_positions),
+        curvature=sum_by(position, weight, num_positions) + ridge,
+    )
+
+
+def _newton_step(at: _Moments, ridge: float) -> tuple[float, FloatArray]:
+    """Solve the arrowhead system: slope by its Schur complement, then each intercept."""
+    present = at.curvature > ridge
+    inverse = np.zeros_like(at.curvature)
+    inverse[present] = 1.0 / at.curvature[present]
+    schur = at.slope_curvature - float(at.cross**2 @ inverse)
+    slope_step = 0.0
+    if schur > _FLAT * at.slope_curvature:
+        slope_step = (at.slope_gradient - float((at.cross * inverse) @ at.gradient)) / schur
+    return slope_step, (at.gradient - at.cross * slope_step) * inverse
+
+
+def _advance(
+    moments: Callable[[float, FloatArray], _Moments],
+    here: _Moments,
+    slope: float,
+    intercepts: FloatArray,
+    slope_step: float,
+    step: FloatArray,
+) -> tuple[float, FloatArray, _Moments]:
+    """Take the step, halved until the likelihood does not fall beyond its rounding."""
+    least = here.value - _ROUNDING * abs(here.value)
+    for halving in range(_MAX_HALVINGS):
+        size = 0.5**halving
+        new_slope, new_intercepts = slope + size * slope_step, intercepts + size * step
+        there = moments(new_slope, new_intercepts)
+        if there.value >= least:
+            return new_slope, new_intercepts, there
+    return slope, intercepts, here
