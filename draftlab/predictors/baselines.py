@@ -74,9 +74,13 @@ class Predictor:
 def _log_odds_of(column: str) -> Feature:
     """Return a column of probabilities as log-odds; 0, 1 and float32 excess are clamped."""
     prob = pl.col(column).cast(pl.Float64).clip(0.0, 1.0)
-    log_odds = (prob.log() - (-prob).log1p()).clip(-LOG_ODDS_LIMIT, LOG_ODDS_LIMIT)
-    certain = (pl.col(column) <= 0.0) | (pl.col(column) >= 1.0)
-    return Feature(column, log_odds, f"log-odds of {column}, nats, in [-40, 40]", certain)
+    log_odds = prob.log() - (-prob).log1p()
+    return Feature(
+        column,
+        log_odds.clip(-LOG_ODDS_LIMIT, LOG_ODDS_LIMIT),
+        f"log-odds of {column}, nats, in [-40, 40]",
+        log_odds.abs() > LOG_ODDS_LIMIT,
+    )
 
 
 PREDICTORS: dict[str, Predictor] = {
