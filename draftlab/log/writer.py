@@ -113,14 +113,17 @@ class LogWriter:
         self._put("request", request, columns)
 
     def step(
-        self, row: Mapping[str, Any], drafts: Mapping[str, np.ndarray[Any, Any]] | None = None
+        self,
+        row: Mapping[str, Any] | None,
+        drafts: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> None:
         """Record an engine step and the draft rows that became final in it.
 
         Parameters
         ----------
         row : mapping
-            Columns of `steps`; ``num_dropped`` is filled in here.
+            Columns of `steps`; ``num_dropped`` is filled in here. None for rows that become
+            final outside a step: proposals that no verdict will cover.
         drafts : mapping of str to (n,) array, optional
             Columns of `drafts`, whole proposals, ordered by (step, slot, position). A masked
             array's masked entries and a NaN become null. The arrays are not copied: do not
@@ -134,7 +137,8 @@ class LogWriter:
             dropped = int(np.count_nonzero(np.asarray(drafts["position"]) == 0))
             self.dropped_proposals += dropped
             drafts, rows = None, 0
-        self._put("step", {**row, "num_dropped": dropped}, drafts, rows)
+        step = None if row is None else {**row, "num_dropped": dropped}
+        self._put("step", step, drafts, rows)
 
     def close(self) -> None:
         """Finish the open part and run.json; warn if rows were lost. Safe to call twice."""
@@ -201,7 +205,8 @@ class LogWriter:
             if kind == "request":
                 self._take_request(row, columns)
             else:
-                batch.steps.append(row)
+                if row is not None:
+                    batch.steps.append(row)
                 if columns is not None:
                     batch.drafts.append(columns)
                     batch.draft_rows += len(columns["position"])
@@ -232,7 +237,7 @@ class LogWriter:
         if batch.steps:
             self._write("steps", self._parts, _row_table("steps", batch.steps))
             self._rows["steps"] += len(batch.steps)
-            self._parts += 1
+        self._parts += bool(batch.drafts or batch.steps)
         batch.drafts, batch.draft_rows, batch.steps = [], 0, []
         batch.since = time.monotonic()
 

@@ -1,0 +1,5 @@
+"""Run the command line as ``python -m draftlab``."""
+
+from draftlab.cli import main
+
+main()

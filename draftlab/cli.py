@@ -1,0 +1,202 @@
+"""Command line: one command, one library call. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftlab.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from draftlab.engine.collect import Progress, Settings
+
+app = typer.Typer(
+    name="draftlab",
+    help="Offline analysis and feature evaluation for speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+DONE, LOSS, BAD_INPUT = 0, 1, 2
+"""Exit codes: done, finished with loss or a failed check, bad input or usage."""
+
+Logs = Annotated[
+    list[str], typer.Argument(metavar="LOG...", help="Logs or single runs, local or remote.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the tables below this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
+
+
+def main() -> None:
+    """Run the command line; bad input ends in one sentence and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"draftlab: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from draftlab import __version__
+
+        typer.echo(f"draftlab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Offline analysis and feature evaluation for speculative decoding."""
+
+
+@app.command()
+def collect(
+    out: Annotated[Path, typer.Option("--out", help="Log to add the run to.")] = Path("log"),
+    target: Annotated[
+        str, typer.Option(help="Hugging Face folder, .gguf file, or 'embedded'.")
+    ] = "embedded",
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint with the target's vocabulary. [default: skip layers]"),
+    ] = None,
+    skip_layers: Annotated[
+        str | None,
+        typer.Option(help="Layers the drafter leaves out, '4,7,16', or 'search:6' to choose six."),
+    ] = None,
+    draft_sample_method: Annotated[
+        str, typer.Option(help="How drafts are drawn: probabilistic or greedy.")
+    ] = "probabilistic",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompt file (JSON lines or text), repeatable. [default: own suites]"),
+    ] = None,
+    num_speculative_tokens: Annotated[int, typer.Option(help="K, draft tokens a proposal.")] = 5,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="On the target side, as in vLLM.")] = 0.95,
+    top_k: Annotated[int, typer.Option(help="On the target side; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="On the target side; 0 is off.")] = 0.0,
+    concurrency: Annotated[int, typer.Option(help="Requests in a batch.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer.")] = 128,
+    max_labelled: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many labelled drafts. [default: each prompt once]"),
+    ] = None,
+    seed: int = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")] = "auto",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Log token ids too.")] = False,
+    raw_ids: Annotated[bool, typer.Option("--raw-ids", help="Log prompt ids unhashed.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run speculative decoding live and log every draft."""
+    _collect_module()
+    from draftlab.engine.collect import Settings
+
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        skip_layers=_parse_layers(skip_layers),
+        draft_sample_method=draft_sample_method,
+        prompts=tuple(prompts or ()),
+        num_speculative_tokens=num_speculative_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        concurrency=concurrency,
+        max_new_tokens=max_new_tokens,
+        max_labelled=max_labelled,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        tokens=tokens,
+        raw_ids=raw_ids,
+    )
+    folder = _collect(out, settings, quiet=quiet)
+    _say(f"wrote {folder}", quiet=quiet)
+
+
+def _parse_layers(text: str | None) -> tuple[int, ...] | int | None:
+    if text is None:
+        return None
+    kind, _, count = text.partition(":")
+    try:
+        if kind == "search":
+            return int(count)
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--skip-layers {text!r}: wanted layers such as 4,7,16 or search:6"
+        ) from None
+
+
+def _collect_module() -> None:
+    """Name everything that the engine lacks at once."""
+    from importlib.util import find_spec
+
+    from draftlab.errors import MissingExtraError
+
+    needed = ("torch", "transformers", "gguf", "safetensors")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise MissingExtraError(
+            f"the reference engine needs {', '.join(missing)}; install `draftlab[engine]`"
+        )
+
+
+def _collect(out: Path, settings: Settings, *, quiet: bool) -> Path:
+    from draftlab.engine.collect import collect as run
+
+    with _progress("collecting", settings.max_labelled, quiet=quiet) as advance:
+
+        def on_step(progress: Progress) -> None:
+            advance(
+                progress.labelled,
+                f"{progress.labelled} labelled drafts, step {progress.steps}, "
+                f"{progress.finished} answers",
+            )
+
+        return run(out, settings, on_step=on_step)
+
+
+@contextlib.contextmanager
+def _progress(title: str, total: int | None, *, quiet: bool) -> Iterator[Any]:
+    """Show a progress bar on a terminal; off one, a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(f"{title}: loading", total=total)
+
+        def advance(completed: int, description: str) -> None:
+            bar.update(task, completed=completed, description=f"{title}: {description}")
+
+        yield advance
+
+
+def _say(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        typer.echo(text)
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2, allow_nan=False))
