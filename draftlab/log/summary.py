@@ -1,0 +1,107 @@
+"""What is in a log: counts, acceptance and acceptance length, by run and by workload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from draftlab.log.checks import run_checks
+from draftlab.schema import Excluded
+
+if TYPE_CHECKING:
+    from draftlab.log.checks import Finding
+    from draftlab.log.reader import DraftLog
+
+_AFTER_STOP = (pl.col("excluded") & int(Excluded.AFTER_STOP)) != 0
+
+
+def proposals(log: DraftLog) -> pl.LazyFrame:
+    """Return one row per verified proposal.
+
+    Columns: run, request, step, slot, num_admitted, num_labelled, num_accepted and
+    acceptance_length (tokens), which is the accepted draft tokens plus the recovered or bonus
+    token; behind a stop token nothing is counted, and there is no bonus.
+    """
+    kept = pl.col("accepted").fill_null(value=False) & ~_AFTER_STOP
+    eligible = pl.col("accepted").is_not_null() & (pl.col("excluded") == 0)
+    return (
+        log.drafts.filter(pl.col("verify_step").is_not_null())
+        .group_by("run", "request", "step", "slot")
+        .agg(
+            num_admitted=pl.col("admitted").sum(),
+            num_labelled=eligible.sum(),
+            num_accepted=kept.sum(),
+            stopped=(pl.col("accepted").fill_null(value=False) & _AFTER_STOP).any(),
+        )
+        .with_columns(
+            acceptance_length=pl.col("num_accepted") + (~pl.col("stopped")).cast(pl.UInt32)
+        )
+        .drop("stopped")
+    )
+
+
+def workloads(log: DraftLog) -> pl.DataFrame:
+    """Return a row per run and workload, sorted.
+
+    Columns: run, dataset, requests, groups, proposals, labelled, acceptance (conditional rate of
+    eligible rows), acceptance_length (tokens per verification, each verification counting once)
+    and acceptance_length_by_request (mean over requests of their own mean).
+    """
+    requests = log.requests.select("run", "request", "dataset", "group")
+    labelled = (
+        log.drafts.filter(pl.col("accepted").is_not_null() & (pl.col("excluded") == 0))
+        .join(requests, on=["run", "request"])
+        .group_by("run", "dataset")
+        .agg(labelled=pl.len(), acceptance=pl.col("accepted").mean())
+    )
+    lengths = (
+        proposals(log)
+        .group_by("run", "request")
+        .agg(
+            proposals=pl.len(),
+            emitted=pl.col("acceptance_length").sum(),
+            own=pl.col("acceptance_length").mean(),
+        )
+    )
+    return (
+        requests.join(lengths, on=["run", "request"], how="left")
+        .group_by("run", "dataset")
+        .agg(
+            requests=pl.len(),
+            groups=pl.col("group").n_unique(),
+            proposals=pl.col("proposals").sum(),
+            # Null where nothing was verified: 0 / 0 is not a length.
+            acceptance_length=(pl.col("emitted").sum() / pl.col("proposals").sum()).fill_nan(None),
+            acceptance_length_by_request=pl.col("own").mean(),
+        )
+        .join(labelled, on=["run", "dataset"], how="left")
+        .select(
+            "run", "dataset", "requests", "groups", "proposals", "labelled", "acceptance",
+            "acceptance_length", "acceptance_length_by_request",
+        )
+        .sort("run", "dataset")
+        .collect()
+    )  # fmt: skip
+
+
+def inspect_log(log: DraftLog) -> tuple[dict[str, Any], list[Finding]]:
+    """Return what is in a log, JSON-ready, and what its checks found."""
+    per_workload = workloads(log)
+    runs = []
+    for run in log.runs:
+        rows = per_workload.filter(pl.col("run") == run.name).drop("run")
+        runs.append(
+            {
+                "run": run.name,
+                "path": run.path,
+                "pair": run.pair,
+                "unfinished": list(run.unfinished),
+                "rows": run.rows,
+                "workloads": rows.to_dicts(),
+                "metadata": run.metadata,
+            }
+        )
+    findings = run_checks(log)
+    summary = {"runs": runs, "findings": [vars(finding) for finding in findings]}
+    return summary, findings

@@ -1,0 +1,140 @@
+"""The reader: what it accepts, and what it says of what it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from draftlab import open_log
+from draftlab.errors import InputError
+from draftlab.log.checks import run_checks
+from tests.logs import proposal, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_log(tmp_path / "log", [proposal(s, [True, False]) for s in range(5)])
+
+
+def part(run: Path) -> Path:
+    return run / "drafts" / "part-00000.parquet"
+
+
+def test_a_log_and_a_single_run_read_alike(run: Path) -> None:
+    whole, single = open_log(run.parent), open_log(run)
+    assert whole.drafts.collect().equals(single.drafts.collect())
+    assert whole.runs[0].pair == "T + D"
+
+
+def test_sibling_runs_read_together(run: Path) -> None:
+    write_log(run.parent, [proposal(0, [True, None], request=1)])
+    assert open_log(run.parent).drafts.collect()["run"].n_unique() == 2
+
+
+def test_a_run_given_twice_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy" / run.name
+    shutil.copytree(run, copy)
+    with pytest.raises(InputError, match="given twice"):
+        open_log(run, copy)
+    assert open_log(run, run.parent).runs[0].name == run.name  # the same folder is one run
+
+
+def _remove(run: Path) -> None:
+    shutil.rmtree(run.parent)
+
+
+def _empty(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+def _csv(run: Path) -> None:
+    part(run).write_text("request,step\n1,2\n")
+
+
+def _drop_column(run: Path) -> None:
+    pl.read_parquet(part(run)).drop("logit_qmax").write_parquet(part(run))
+
+
+def _wrong_type(run: Path) -> None:
+    pl.read_parquet(part(run)).cast({"entropy": pl.String}).write_parquet(part(run))
+
+
+def _not_json(run: Path) -> None:
+    (run / "run.json").write_text("{")
+
+
+def _lacks_key(run: Path) -> None:
+    content = json.loads((run / "run.json").read_text())
+    del content["target"]
+    (run / "run.json").write_text(json.dumps(content))
+
+
+def _newer(run: Path) -> None:
+    content = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(content | {"schema_version": 2}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_remove, "no such file or folder"),
+        (_empty, "holds no draft log"),
+        (_csv, "not a readable Parquet file"),
+        (_drop_column, "lacks column logit_qmax of drafts"),
+        (_wrong_type, "column entropy has type .*, wanted float32"),
+        (_not_json, "is not JSON"),
+        (_lacks_key, "lacks target"),
+        (_newer, "has log version 2, this draftlab reads version 1"),
+    ],
+)
+def test_bad_input_is_named_in_one_sentence(
+    run: Path, harm: Callable[[Path], None], message: str
+) -> None:
+    harm(run)
+    with pytest.raises(InputError, match=message) as caught:
+        open_log(run.parent)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_not_a_log(run: Path) -> None:
+    with pytest.raises(InputError, match="a draft log is a folder of runs"):
+        open_log(part(run))
+
+
+def test_nothing_given() -> None:
+    with pytest.raises(InputError, match="no log given"):
+        open_log()
+
+
+def test_an_optional_column_may_be_absent_and_others_are_dropped(run: Path) -> None:
+    frame = pl.read_parquet(part(run)).drop("entropy", "overlap").with_columns(extra=1)
+    frame.cast({"logit_qmax": pl.Float64, "step": pl.Int32}).write_parquet(part(run))
+    drafts = open_log(run).drafts.collect()
+    assert drafts["entropy"].null_count() == drafts.height
+    assert "extra" not in drafts.columns
+    assert drafts.schema["logit_qmax"] == pl.Float32
+    assert drafts.schema["step"] == pl.Int64
+
+
+def test_a_cut_part_is_named_and_the_rest_returned(run: Path) -> None:
+    """C61: parts 0, 1 good, part 2 cut by 100 bytes."""
+    for number in (1, 2):
+        shutil.copy(part(run), run / "drafts" / f"part-{number:05d}.parquet")
+        moved = pl.read_parquet(part(run)).with_columns(pl.col("step") + 100 * number)
+        moved.write_parquet(run / "drafts" / f"part-{number:05d}.parquet")
+    broken = run / "drafts" / "part-00002.parquet"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    log = open_log(run)
+    assert [p.path for p in log.problems] == [str(broken)]
+    assert log.drafts.collect().height == 20
+    assert "DL002" in {f.code for f in run_checks(log)}
+    with pytest.raises(InputError, match="part-00002.parquet"):
+        open_log(run, strict=True)
