@@ -28,8 +28,8 @@ METADATA: dict[str, Any] = {
 
 
 def proposal(
-    step: int, accepted: list[bool | None], *, request: int = 0, slot: int = 0, **columns: Any
-) -> dict[str, np.ndarray[Any, Any]]:
+    step: int, accepted: list[Any], *, request: int = 0, slot: int = 0, **columns: Any
+) -> dict[str, Any]:
     """Return the draft rows of one graded proposal; None is an unobserved label."""
     n = len(accepted)
     labels = np.ma.array([bool(a) for a in accepted], mask=[a is None for a in accepted])

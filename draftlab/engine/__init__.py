@@ -1,1 +1,1 @@
-"""The reference engine: speculative decoding in torch that logs all that it knows (extra `engine`)."""
+"""The reference engine: speculative decoding in torch, logged in full (extra `engine`)."""

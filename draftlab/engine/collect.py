@@ -151,7 +151,8 @@ def collect(
     prompts = load_prompts(settings.prompts) if settings.prompts else load_suites()
     engine = _load(settings)
     collector = _Collector(settings, engine, prompts)
-    with LogWriter(out, _run_metadata(settings, engine, prompts)) as log:
+    log = LogWriter(out, _run_metadata(settings, engine, prompts))
+    with log:
         collector.run(log, on_step)
     return log.folder
 
@@ -363,20 +364,18 @@ class _Collector:
         log.step(result.row, None if result.drafts is None else self._columns(result.drafts))
         for done in result.finished:
             progress.finished += 1
-            log.request(
-                done.request, output_tokens=len(done.output), finish_reason=done.reason
-            )
+            log.request(done.request, output_tokens=len(done.output), finish_reason=done.reason)
             self._follow_up(self._open.pop(done.request), done)
 
     def _follow_up(self, conversation: _Conversation, done: Finished) -> None:
         """Ask the next turn of a conversation, ahead of new ones."""
         if not conversation.turns_left:
             return
-        answer = self._engine.tokenizer.decode(done.output, skip_special_tokens=True)
+        answer = self._engine.tokenizer.decode(list(done.output), skip_special_tokens=True)
         question, *rest = conversation.turns_left
-        messages = [
+        messages: list[dict[str, str]] = [
             *conversation.messages,
-            {"role": "assistant", "content": answer},
+            {"role": "assistant", "content": str(answer)},
             _user(question),
         ]
         self._queue.appendleft(replace(conversation, messages=messages, turns_left=tuple(rest)))
@@ -390,9 +389,7 @@ class _Collector:
         return hashlib.sha256((self._salt + text).encode()).hexdigest()[:16]
 
 
-def _run_metadata(
-    settings: Settings, engine: _Engine, prompts: Sequence[Prompt]
-) -> dict[str, Any]:
+def _run_metadata(settings: Settings, engine: _Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
     texts = "\0".join(turn for prompt in prompts for turn in prompt.turns)
     return {
         "engine": f"draftlab-reference {provenance.version()}",

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from draftlab.engine.drafters import Drafter
     from draftlab.engine.model import KeyValueCache, Model
 
-Columns = dict[str, np.ndarray[Any, Any]]
+Columns = dict[str, Any]
+"""Columns of the log as numpy arrays, masked where null."""
 FinishReason = Literal["stop", "length"]
 
 _PREFILL_TOKENS = 4096
@@ -291,9 +292,7 @@ class SpeculativeDecoder:
         starts = self._tensor([[s.length] for s in slots])
         positions = starts + torch.arange(tokens.shape[1], device=starts.device)
         hidden = self.target(tokens, positions, self.cache, self._tensor(running))
-        verdict = judge(
-            self.target.head(hidden), self._params(slots), drafts, proposal, uniforms
-        )
+        verdict = judge(self.target.head(hidden), self._params(slots), drafts, proposal, uniforms)
         drafted = drafts.tolist()
         kept = np.zeros(len(running), dtype=np.int64)
         for row, index in enumerate(running):
@@ -395,7 +394,7 @@ def judge(
     uniforms: Tensor,  # [rows, ..., last: recovery or bonus]
 ) -> _Verdict:
     """Take the verdict: exact rejection sampling, then the recovered or the bonus token."""
-    rows, width, vocab = logits.shape
+    rows, width, _ = logits.shape
     K = width - 1
     index = torch.arange(rows, device=logits.device)
     p = sampling.target_distribution(
@@ -415,9 +414,7 @@ def judge(
     accepted = sampling.count_accepted(
         p_drawn.view(rows, K), q_drawn.view(rows, K), uniforms[:, K : 2 * K]
     )
-    padded = torch.cat(
-        (q_on_support.view(rows, K, -1), torch.zeros_like(probs[:, :1])), dim=1
-    )
+    padded = torch.cat((q_on_support.view(rows, K, -1), torch.zeros_like(probs[:, :1])), dim=1)
     left = sampling.residual(probs[index, accepted], padded[index, accepted])
     choice = sampling.draw(left, uniforms[:, -1])
     columns = {

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from draftlab.engine.sampling import draft_distribution
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -99,7 +101,7 @@ def search_skip_layers(
     count : int
         Layers to leave out, fewer than the model has.
     temperature : float
-        Temperature of both sides, > 0.
+        Temperature of both sides; the layers matter, not the truncation.
 
     Returns
     -------
@@ -140,5 +142,8 @@ def _probabilities(
     positions = torch.arange(len(text), device=model.device)[None]
     rows = torch.zeros(1, dtype=torch.int64, device=model.device)
     hidden = model(tokens, positions, model.new_cache(1, len(text)), rows, layers)
-    logits = model.head(hidden[0])
-    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).softmax(-1)
+    return draft_distribution(
+        model.head(hidden[0]),
+        torch.full((len(text),), temperature, device=model.device),
+        greedy=False,
+    )

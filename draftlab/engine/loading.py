@@ -143,12 +143,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
     if checkpoint.is_gguf:
         folder, file = str(checkpoint.path.parent), checkpoint.path.name
-        return AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)  # type: ignore[no-any-return]
-    return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True)  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True)
 
 
 def load_stop_tokens(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end an answer: the tokenizer's, and those of generation_config.json."""
+    """Return the tokens that end an answer: the tokenizer's and the checkpoint's own."""
     stop = {tokenizer.eos_token_id}
     config = checkpoint.path / "generation_config.json"
     if config.is_file():
@@ -252,9 +252,7 @@ def _scalar_fields(reader: Any) -> Iterator[tuple[str, Any]]:
     return ((n, f) for n, f in reader.fields.items() if not n.startswith("tokenizer."))
 
 
-def _gguf_config(
-    fields: dict[str, Any], family: str, tensors: dict[str, Tensor]
-) -> ModelConfig:
+def _gguf_config(fields: dict[str, Any], family: str, tensors: dict[str, Tensor]) -> ModelConfig:
     def of(key: str, default: Any = None) -> Any:
         value = fields.get(f"{family}.{key}", default)
         if value is None:
@@ -284,9 +282,7 @@ def _unpermute(weight: Tensor, heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
-def _own_name(
-    name: str, layers: str, names: dict[str, str], parts: dict[str, str]
-) -> str | None:
+def _own_name(name: str, layers: str, names: dict[str, str], parts: dict[str, str]) -> str | None:
     """Translate a weight's name into ours; None for a buffer that is not a weight."""
     if not name.startswith(f"{layers}."):
         return names.get(name)

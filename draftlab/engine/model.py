@@ -96,7 +96,8 @@ class Layer(nn.Module):
             self._attend(self.qkv(self.attention_norm(x)), rotary, cache, rows, positions, mask)
         )
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(functional.silu(gate) * up)
+        out: Tensor = x + self.down(functional.silu(gate) * up)
+        return out
 
     def _attend(
         self,
@@ -143,6 +144,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.frequencies: Tensor
         self.register_buffer("frequencies", rotary_frequencies(config), persistent=False)
 
     @property

@@ -97,9 +97,9 @@ def target_distribution(logits: Tensor, params: Truncation) -> Support:
     """
     vocab = logits.shape[-1]
     if not bool(params.truncates.all()):
-        probs = torch.cat([
-            _dense(logits[rows], params.rows(rows)) for rows in _row_slices(len(logits))
-        ])
+        probs = torch.cat(
+            [_dense(logits[rows], params.rows(rows)) for rows in _row_slices(len(logits))]
+        )
         tokens = torch.arange(vocab, device=logits.device).expand(probs.shape)
         return Support(probs, tokens, dense=True)
     width = min(vocab, max(FIRST_SUPPORT, int(params.top_k.max())))
@@ -161,7 +161,7 @@ def _row_slices(n: int) -> list[slice]:
 
 
 def _dense(logits: Tensor, params: Truncation) -> Tensor:
-    """Truncated probabilities [n, vocab]; for batches in which some row is not truncated."""
+    """Return probabilities [n, vocab] of a batch in which some row is not truncated."""
     scaled = temper(logits, params.temperature)
     probs = scaled.softmax(-1)
     narrow = params.truncates.nonzero()[:, 0]

@@ -95,12 +95,11 @@ def _row_counts(log: DraftLog) -> str | None:
     for run in log.runs:
         wanted = run.metadata.get("rows")
         if isinstance(wanted, dict):
-            for table in schema.TABLES:
-                if table in wanted and wanted[table] != run.rows[table]:
-                    messages.append(
-                        f"run {run.name}: {table} has {run.rows[table]} rows, the writer wrote "
-                        f"{wanted[table]}"
-                    )
+            messages += [
+                f"run {run.name}: {table} has {run.rows[table]} rows, the writer wrote {count}"
+                for table, count in wanted.items()
+                if count != run.rows.get(table)
+            ]
     return _join(messages)
 
 
@@ -127,9 +126,7 @@ def _prefix_rule(log: DraftLog) -> str | None:
     wrong = (
         log.drafts.filter(pl.col("accepted").is_not_null())
         .join(
-            log.drafts.select(
-                "run", "step", "slot", "position", before=before
-            ),
+            log.drafts.select("run", "step", "slot", "position", before=before),
             on=list(_KEY),
         )
         .filter(
@@ -165,9 +162,7 @@ def _out_of_range(log: DraftLog) -> str | None:
 def _labels_against_overlap(log: DraftLog) -> str | None:
     """Overlap is the exact acceptance probability: labels must agree with it in the mean."""
     p = pl.col("overlap").cast(pl.Float64).clip(0, 1)
-    observed = log.drafts.filter(
-        pl.col("accepted").is_not_null() & pl.col("overlap").is_not_null()
-    )
+    observed = log.drafts.filter(pl.col("accepted").is_not_null() & pl.col("overlap").is_not_null())
     n, excess, variance = (
         observed.select(
             pl.len(), (pl.col("accepted") - p).sum().alias("excess"), (p * (1 - p)).sum().alias("v")
@@ -203,7 +198,9 @@ def _near_ties(log: DraftLog) -> str | None:
         pl.col("accepted").is_not_null() & pl.col("target_entropy").is_not_null()
     ).join(greedy, on=["run", "request"], how="semi")
     ties = rows.filter(pl.col("target_margin") < _NEAR_TIE).select(pl.len())
-    return _count(ties, f"greedy rows have a target margin below {_NEAR_TIE}: their labels are noisy")
+    return _count(
+        ties, f"greedy rows have a target margin below {_NEAR_TIE}: their labels are noisy"
+    )
 
 
 def _selected(log: DraftLog) -> str | None:

@@ -76,8 +76,8 @@ class Run:
         columns = schema.TABLES[table]
         parts = list(self.parts[table])
         if not parts:
-            empty: dict[str, PolarsDataType] = {c.name: _POLARS[c.dtype] for c in columns}
-            return pl.LazyFrame(schema={"run": pl.String} | empty)
+            dtypes: dict[str, PolarsDataType] = {c.name: _POLARS[c.dtype] for c in columns}
+            return pl.LazyFrame(schema={"run": _POLARS["string"], **dtypes})
         present = self._schemas[table]
         return pl.scan_parquet(parts).select(
             pl.lit(self.name).alias("run"),
@@ -170,11 +170,9 @@ def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:
         raise InputError(
             f"{path}: is a file, but a draft log is a folder of runs, each with a run.json"
         )
-    candidates = [prefix] + sorted(
-        entry.path
-        for entry in filesystem.get_file_info(fs.FileSelector(prefix))
-        if entry.type == fs.FileType.Directory
-    )
+    entries = filesystem.get_file_info(fs.FileSelector(prefix))
+    folders = sorted(entry.path for entry in entries if entry.type == fs.FileType.Directory)
+    candidates = [prefix, *folders]
     found = [c for c in candidates if filesystem.get_file_info(f"{c}/run.json").is_file]
     if prefix in found:
         found = [prefix]
@@ -261,8 +259,7 @@ def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
     missing = [name for name in schema.required_columns(table) if name not in types]
     if missing:
         raise InputError(
-            f"{path}: lacks {_plural('column', missing)} of {table} "
-            f"(log version {schema.VERSION})"
+            f"{path}: lacks {_plural('column', missing)} of {table} (log version {schema.VERSION})"
         )
     for column in schema.TABLES[table]:
         if column.name in types and not _fits(types[column.name], column.dtype):

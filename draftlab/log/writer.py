@@ -92,7 +92,7 @@ class LogWriter:
         self._max_pending = max_pending_rows
         self._metadata = _run_metadata(metadata)
         self.run: str = self._metadata["run"]
-        self.folder = Path(log) / self.run
+        self.folder: Path = Path(log) / self.run
         self.folder.mkdir(parents=True)
         write_json(self.folder / "run.json", self._metadata)
 
@@ -186,7 +186,7 @@ class LogWriter:
                 if self._open.draft_rows >= self._rows_per_part or age >= self._seconds_per_part:
                     self._flush()
             self._flush()
-        except Exception as error:  # noqa: BLE001 - the engine must not see a disk error
+        except Exception as error:  # whatever it is, the engine must not see it
             with self._wake:
                 self.error = error
                 self._queue.clear()

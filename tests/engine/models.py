@@ -81,7 +81,9 @@ def run(
             return outputs, results
 
 
-def next_probabilities(model: Model, prefix: tuple[int, ...], params: sampling.Truncation) -> torch.Tensor:
+def next_probabilities(
+    model: Model, prefix: tuple[int, ...], params: sampling.Truncation
+) -> torch.Tensor:
     """Return the target's next-token distribution, by a forward pass over the whole prefix."""
     tokens = torch.tensor([prefix])
     positions = torch.arange(len(prefix))[None]

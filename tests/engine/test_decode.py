@@ -126,9 +126,7 @@ def test_a_wrong_sampler_is_caught(
 def greedy_requests(count: int, length: int = 20) -> list[Request]:
     generator = np.random.default_rng(0)
     return [
-        Request(
-            i, tuple(generator.integers(0, 6, 1 + i % 5).tolist()), 0.0, max_new_tokens=length
-        )
+        Request(i, tuple(generator.integers(0, 6, 1 + i % 5).tolist()), 0.0, max_new_tokens=length)
         for i in range(count)
     ]
 

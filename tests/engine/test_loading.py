@@ -12,12 +12,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from draftlab.engine.loading import Checkpoint, find_checkpoint, load_model
+from draftlab.engine.model import Layer, Model
 from draftlab.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftlab.engine.model import Model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -46,9 +46,8 @@ def make_folder(path: Path, kind: str) -> Any:
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
     else:
-        rope = {"rope_parameters": LLAMA3_ROPE} if kind == "llama3" else {}
-        tied = kind == "tied"
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied, **rope))
+        shape = SHAPE | ({"rope_parameters": LLAMA3_ROPE} if kind == "llama3" else {})
+        model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
     model = model.double().eval()
     model.save_pretrained(path)
     return model
@@ -103,7 +102,8 @@ def write_gguf(path: Path, model: Model) -> None:
     }
     if config.rope_factors is not None:
         tensors["rope_freqs.weight"] = torch.tensor(config.rope_factors)
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(model.layers.children()):
+        assert isinstance(layer, Layer)
         state = layer.state_dict()
         sizes = [h * config.head_dim for h in layer.heads]
         query, key, value = state["qkv.weight"].split(sizes)

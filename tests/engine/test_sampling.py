@@ -99,7 +99,8 @@ def reference_target(
         # A token stays if the tokens strictly more likely than it hold less than top_p.
         keep &= np.array([weight[weight > w].sum() < top_p for w in weight])
     weight = np.where(keep, weight, 0.0)
-    return weight / weight.sum()
+    normalised: np.ndarray = weight / weight.sum()
+    return normalised
 
 
 @given(

@@ -59,7 +59,11 @@ def test_nearly_certain_rows_keep_their_digits() -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "expected"),
-    [(0.0, (0.68674, 1.0, 0.83240)), (1.0, (0.68674, 1.0, 0.83240)), (0.5, (1.87307, 2.0, 0.44106))],
+    [
+        (0.0, (0.68674, 1.0, 0.83240)),
+        (1.0, (0.68674, 1.0, 0.83240)),
+        (0.5, (1.87307, 2.0, 0.44106)),
+    ],
 )
 def test_temperature_divides_and_zero_leaves_the_logits(
     temperature: float, expected: tuple[float, float, float]

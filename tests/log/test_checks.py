@@ -89,7 +89,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 
 
 def test_near_ties_are_counted_in_greedy_rows(tmp_path: Path) -> None:
-    ties = {"target_margin": [0.0005, 0.5], "target_entropy": [1.0, 1.0]}
+    ties: dict[str, Any] = {"target_margin": [0.0005, 0.5], "target_entropy": [1.0, 1.0]}
     with LogWriter(tmp_path, METADATA) as log:
         for request, temperature in ((0, 0.0), (1, 1.0)):
             log.request(request, group="g", dataset="d", temperature=temperature)
