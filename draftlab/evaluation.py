@@ -1,0 +1,551 @@
+"""Refit and grade every predictor of conditional acceptance on a draft log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from draftlab import provenance
+from draftlab.cells import Cell, acceptance_table, read_cells
+from draftlab.errors import InputError
+from draftlab.features import LOG_ODDS_LIMIT
+from draftlab.folds import assign_folds
+from draftlab.grading import Rows, grade
+from draftlab.log.files import replace_file, write_json
+from draftlab.log.reader import DraftLog, open_log
+from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
+from draftlab.predictors.baselines import PREDICTORS, Predictor
+from draftlab.refitting import fit_notes, no_coefficients, refit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUM_FOLDS = 5
+TABLES = ("metrics", "coefficients", "acceptance", "reliability", "exclusions")
+
+_METRICS = (
+    *("predictor", "lossless", "fitted", "selected", "view", "scope", "dataset", "position"),
+    *("n", "n_accepted", "n_groups", "n_excluded", "n_clamped", "mean_prediction", "auc"),
+    *("log_loss", "ece", "ece_bins", "ece_debiased", "ece_null", "ece_null_high", "brier"),
+)
+_SELECTED = (
+    "adaptive verification chose the observed rows: grades do not compare predictors; "
+    "hidden_share in acceptance says how many rows it hid"
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tidy results of `evaluate`. Every table carries run, pair and drafting.
+
+    Undefined numbers are NaN beside their counts. A null in ``dataset``, ``position`` or
+    ``fold`` means all of them.
+    """
+
+    metrics: pl.DataFrame
+    """One row per predictor, scope, dataset and position: run, pair, drafting, predictor,
+    lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_groups,
+    n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
+    ece_debiased, ece_null, ece_null_high, brier."""
+    coefficients: pl.DataFrame
+    """One row per fit and position: run, pair, drafting, predictor, dataset, fold (null: fit on
+    all rows; otherwise without the rows of that fold), position, slope, intercept, n (training
+    rows at the position), status, ridge, iterations, log_likelihood (of the whole fit)."""
+    acceptance: pl.DataFrame
+    """One row per dataset (null: all) and position, eligible rows: run, pair, drafting, dataset,
+    position, n_proposed, n_admitted (sent and graded), n_observed, n_accepted,
+    conditional_rate, survival_rate, hidden_share (proposed, not sent), mean_entropy."""
+    reliability: pl.DataFrame
+    """One row per predictor and bin over all rows: run, pair, drafting, predictor, bin, low,
+    high, n, n_accepted, mean_prediction, rate."""
+    exclusions: pl.DataFrame
+    """Rows that were not graded: run, pair, drafting, reason, rows, labelled (those of them with
+    a label). A row with two reasons counts under each, under ``total`` once."""
+    predictions: pl.DataFrame | None
+    """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
+    group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor."""
+    notes: list[str]
+    """What a reader must know: predictors and rows left out, separable fits, pooled runs."""
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the predictions as strict JSON content, NaN as null."""
+        tables = {name: _records(getattr(self, name)) for name in TABLES}
+        return {
+            "command": "evaluate",
+            "settings": self.settings,
+            "notes": self.notes,
+            **tables,
+            "provenance": self.provenance,
+        }
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/evaluate/*.parquet and result.json, each atomically; return the folder."""
+        folder = Path(out) / "evaluate"
+        for name in TABLES:
+            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
+        if self.predictions is not None:
+            replace_file(folder / "predictions.parquet", self.predictions.write_parquet)
+        write_json(folder / "result.json", self.to_dict())
+        return folder
+
+
+class _Options(NamedTuple):
+    in_sample: bool
+    folds: int
+    n_bins: int
+    own_slopes: bool
+    chosen: bool
+    """The user named the predictors, so they decide on the rows."""
+    keep_predictions: bool
+
+
+class _Graded(NamedTuple):
+    """One cell: its tables, without the columns that name the cell."""
+
+    metrics: pl.DataFrame
+    coefficients: pl.DataFrame
+    acceptance: pl.DataFrame
+    reliability: pl.DataFrame
+    exclusions: pl.DataFrame
+    predictions: pl.DataFrame | None
+    notes: list[str]
+
+
+def evaluate(
+    log: DraftLog | str | Path | Sequence[str | Path],
+    *,
+    predictors: Sequence[str] | None = None,
+    in_sample: bool = False,
+    folds: int = NUM_FOLDS,
+    n_bins: int = NUM_BINS,
+    own_slopes: bool = False,
+    allow_selected: bool = False,
+    keep_predictions: bool = False,
+    out: str | Path | None = None,
+) -> Evaluation:
+    """Refit every predictor of conditional acceptance and grade it on held-out rows.
+
+    A row is graded if its label was observed, no bit of ``excluded`` is set and its features
+    are there. All predictors of a cell (pair, drafting by row, K) are graded on the same rows:
+    one whose column is null on some of them is left out with a note, unless ``predictors``
+    names it; the named ones then decide on the rows.
+
+    Parameters
+    ----------
+    log : path, paths or DraftLog
+        Runs of one cell are pooled, cells are not.
+    predictors : sequence of str, optional
+        Names in `PREDICTORS`; all that the log allows unless told.
+    in_sample : bool
+        Fit and grade on the same rows, as published tables do, instead of cross-fitting.
+    folds : int
+        Folds by group: rows of one prompt are never in two, also across runs. Stratified over
+        datasets, balanced in rows, deterministic.
+    n_bins : int
+        Equal-width bins of ECE and of the reliability table.
+    own_slopes : bool
+        Ablation: one slope per position in the fitted features.
+    allow_selected : bool
+        Grade a log of a run under adaptive verification all the same. Its hidden rows were
+        chosen by the live prediction, so its numbers do not compare predictors.
+    keep_predictions : bool
+        Fill ``predictions``.
+    out : path, optional
+        Write the result there.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    InputError
+        An unknown predictor; a log without labels, with one class, with one group (and not
+        ``in_sample``), or under adaptive verification; NaN in a column.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from draftlab.synth import synth_log
+    >>> run = synth_log(tempfile.mkdtemp(), num_requests=50)
+    >>> result = evaluate(run, predictors=["logit_qmax", "constant"])
+    >>> overall = result.metrics.filter(scope="overall")
+    >>> overall["predictor"].to_list(), overall["auc"].round(2).to_list()
+    (['logit_qmax', 'constant'], [0.7, 0.5])
+    """
+    asked = _look_up(predictors)
+    options = _Options(
+        in_sample, folds, n_bins, own_slopes, predictors is not None, keep_predictions
+    )
+    _check(options)
+    opened = _open(log)
+    columns = sorted({column for predictor in asked for column in predictor.columns})
+    cells = read_cells(opened, columns)
+    _refuse_selected(cells, allow_selected)
+    graded, failures = _grade_cells(cells, asked, options)
+    result = Evaluation(
+        metrics=_stack(graded, "metrics"),
+        coefficients=_stack(graded, "coefficients"),
+        acceptance=_stack(graded, "acceptance"),
+        reliability=_stack(graded, "reliability"),
+        exclusions=_stack(graded, "exclusions"),
+        predictions=_stack_predictions(graded) if keep_predictions else None,
+        notes=_notes(opened, graded, failures),
+        settings=_settings(options, asked, graded),
+        provenance=provenance.collect(input_hash=_hash(opened)),
+    )
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def _look_up(names: Sequence[str] | None) -> list[Predictor]:
+    if names is None:
+        return list(PREDICTORS.values())
+    unknown = [name for name in names if name not in PREDICTORS]
+    if unknown:
+        raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(PREDICTORS)}")
+    if not names:
+        raise InputError(f"no predictor named; known: {', '.join(PREDICTORS)}")
+    return [PREDICTORS[name] for name in dict.fromkeys(names)]
+
+
+def _check(options: _Options) -> None:
+    if options.folds < 2 and not options.in_sample:
+        raise InputError(f"folds must be at least 2, got {options.folds} (or use --in-sample)")
+    if options.n_bins < 1:
+        raise InputError(f"n_bins must be at least 1, got {options.n_bins}")
+
+
+def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
+    if isinstance(log, DraftLog):
+        return log
+    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
+
+
+def _refuse_selected(cells: list[Cell], allowed: bool) -> None:
+    for cell in cells:
+        if cell.selected and not allowed:
+            raise InputError(
+                f"run {cell.run}: adaptive verification "
+                f"({cell.metadata['adaptive_verification']}) chose which drafts were verified, "
+                "so grades of predictors are biased; log with it off, or pass --allow-selected"
+            )
+
+
+def _grade_cells(
+    cells: list[Cell], predictors: list[Predictor], options: _Options
+) -> tuple[list[tuple[Cell, _Graded]], list[InputError]]:
+    """Grade what can be graded; the first failure is raised if nothing can."""
+    graded, failures = [], []
+    for cell in cells:
+        try:
+            graded.append((cell, _grade_cell(cell, predictors, options)))
+        except InputError as error:
+            failures.append(error)
+    if not graded:
+        raise failures[0] if failures else InputError("the log holds no draft rows")
+    return graded, failures
+
+
+def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
+    dropped: dict[str, int] = {}
+    kept, frame, notes = _select(cell, predictors, options, dropped)
+    frame, rows = _fold(cell, frame, options, dropped, notes)
+    features, clamped = _compute_features(kept, frame)
+    num_excluded = _count_excluded(cell, rows)
+    metrics, coefficients, reliability, logits = [], [], [], {}
+    for predictor in kept:
+        feature = features[predictor.name]
+        slopes, intercepts, fits = refit(predictor, rows, feature, own_slopes=options.own_slopes)
+        score = grade(rows, feature, slopes, intercepts, options.n_bins)
+        metrics.append(
+            score.table.with_columns(
+                predictor=pl.lit(predictor.name),
+                lossless=pl.lit(predictor.lossless(cell.drafting)),
+                fitted=pl.lit(predictor.fitted),
+                selected=pl.lit(cell.selected),
+                view=pl.lit("conditional"),
+                ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
+                n_excluded=num_excluded,
+                n_clamped=_count(rows, clamped[predictor.name]),
+            ).select(_METRICS)
+        )
+        coefficients += fits
+        reliability.append(
+            score.reliability.select(pl.lit(predictor.name).alias("predictor"), pl.all())
+        )
+        if options.keep_predictions:
+            logits[predictor.name] = score.logit
+    table = pl.concat([no_coefficients(), *coefficients])
+    return _Graded(
+        metrics=pl.concat(metrics),
+        coefficients=table,
+        acceptance=acceptance_table(cell),
+        reliability=pl.concat(reliability),
+        exclusions=_exclusions(cell, dropped),
+        predictions=_predictions(cell, frame, rows, logits),
+        notes=notes + fit_notes(table),
+    )
+
+
+def _select(
+    cell: Cell, predictors: list[Predictor], options: _Options, dropped: dict[str, int]
+) -> tuple[list[Predictor], pl.DataFrame, list[str]]:
+    """Return the predictors to grade and the rows that have all their columns."""
+    everywhere = {"logit_qmax"}
+    if options.chosen:
+        everywhere = {column for predictor in predictors for column in predictor.columns}
+    frame = cell.rows.drop_nulls(sorted(everywhere))
+    dropped["feature_null"] = len(cell.rows) - len(frame)
+    _refuse_ungradable(cell, frame, sorted(everywhere))
+    nulls = {column: frame[column].null_count() for p in predictors for column in p.columns}
+    kept, notes = [], []
+    for predictor in predictors:
+        lacking = [column for column in predictor.columns if nulls[column]]
+        if not lacking:
+            kept.append(predictor)
+            continue
+        count = nulls[lacking[0]]
+        share = "not recorded" if count == len(frame) else f"null on {count} of {len(frame)} rows"
+        notes.append(f"{predictor.name} is left out: column {lacking[0]} is {share}")
+    return kept, frame, notes
+
+
+def _refuse_ungradable(cell: Cell, frame: pl.DataFrame, columns: list[str]) -> None:
+    if frame.is_empty():
+        total = cell.counts.select("proposed", "labelled").sum().row(0)
+        raise InputError(
+            f"run {cell.run} ({cell.drafting}): no row to grade: {total[0]} eligible proposed "
+            f"rows, {total[1]} labelled rows, {len(cell.rows)} both, 0 of them with "
+            f"{', '.join(columns)}"
+        )
+    num_accepted = int(frame["accepted"].sum())
+    if num_accepted in (0, len(frame)):
+        raise InputError(
+            f"run {cell.run} ({cell.drafting}): labels of one class only: {num_accepted} "
+            f"accepted, {len(frame) - num_accepted} rejected"
+        )
+
+
+def _fold(
+    cell: Cell,
+    frame: pl.DataFrame,
+    options: _Options,
+    dropped: dict[str, int],
+    notes: list[str],
+) -> tuple[pl.DataFrame, Rows]:
+    """Assign folds; leave out positions that a fold would have to predict without training."""
+    if options.in_sample:
+        return frame, _rows(cell, frame, np.zeros(len(frame), dtype=np.int64), 1)
+    num_prompts = frame["prompt"].n_unique()
+    num_folds = min(options.folds, num_prompts)
+    if num_folds < 2:
+        raise InputError(
+            f"run {cell.run} ({cell.drafting}): cross-fitting needs at least 2 groups, the "
+            "graded rows have 1; grade in sample (in_sample=True, --in-sample)"
+        )
+    if num_folds < options.folds:
+        notes.append(f"{num_folds} folds instead of {options.folds}: there are no more groups")
+    codes = {name: frame[name].to_numpy().astype(np.int64) for name in ("dataset", "prompt")}
+    fold = assign_folds(codes["dataset"], codes["prompt"], num_folds)
+    position = frame["position"].to_numpy().astype(np.int64)
+    present = np.zeros((num_folds, cell.num_positions), dtype=np.bool_)
+    present[fold, position] = True
+    lonely = np.flatnonzero(present.sum(axis=0) == 1)
+    keep = ~np.isin(position, lonely)
+    dropped["untrained_position"] = int(np.count_nonzero(~keep))
+    if len(lonely):
+        notes.append(
+            f"{dropped['untrained_position']} rows at positions {lonely.tolist()} are left out: "
+            "all are in one fold, so no other rows could train their intercept"
+        )
+    frame = frame.filter(keep)
+    _refuse_ungradable(cell, frame, ["rows of their position in another fold"])
+    return frame, _rows(cell, frame, fold[keep], num_folds)
+
+
+def _rows(cell: Cell, frame: pl.DataFrame, fold: IntArray, num_folds: int) -> Rows:
+    present = cell.present
+    run, prompt, dataset, position = (
+        frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt", "dataset", "position")
+    )
+    return Rows(
+        accepted=frame["accepted"].to_numpy(),
+        position=position,
+        dataset=np.searchsorted(present, dataset),
+        fold=fold,
+        group=run * len(cell.prompts) + prompt,
+        datasets=tuple(cell.datasets[code] for code in present),
+        num_positions=cell.num_positions,
+        num_folds=num_folds,
+    )
+
+
+def _compute_features(
+    predictors: list[Predictor], frame: pl.DataFrame
+) -> tuple[dict[str, FloatArray], dict[str, BoolArray]]:
+    """Return each predictor's feature (zeros for a floor) and where it was clamped."""
+    read = {p.name: p.feature for p in predictors if p.feature is not None}
+    values = frame.with_columns(**{name: feature.expr for name, feature in read.items()})
+    beyond = frame.with_columns(**{name: feature.clamped for name, feature in read.items()})
+    features: dict[str, FloatArray] = {}
+    clamped: dict[str, BoolArray] = {}
+    for predictor in predictors:
+        name = predictor.name
+        if name in read:
+            features[name] = values[name].cast(pl.Float64).to_numpy()
+            clamped[name] = beyond[name].to_numpy()
+        else:
+            features[name] = np.zeros(len(frame))
+            clamped[name] = np.zeros(len(frame), dtype=np.bool_)
+        num_bad = int(np.count_nonzero(~np.isfinite(features[name])))
+        if num_bad:
+            raise InputError(f"feature of {name} is not finite on {num_bad} of {len(frame)} rows")
+    return features, clamped
+
+
+def _count(rows: Rows, marked: BoolArray) -> IntArray:
+    """Count marked rows in every entry of every scope, in the order of the graded table."""
+    by_cell = np.bincount(rows.cell[marked], minlength=rows.num_cells)
+    return np.concatenate([scope.total(by_cell) for scope in rows.scopes])
+
+
+def _count_excluded(cell: Cell, rows: Rows) -> IntArray:
+    """Count labelled rows that are not graded, as `_count` does."""
+    by_cell = -rows.counts.sum(axis=(1, 2))
+    unknown = np.zeros_like(by_cell)  # rows without a request, hence without a dataset
+    index = {code: d for d, code in enumerate(cell.present)}
+    for dataset, position, count in cell.counts.select(
+        "dataset", "position", "labelled"
+    ).iter_rows():
+        if dataset is None:
+            unknown[position] += count
+        else:
+            by_cell[index[dataset] * rows.num_positions + position] += count
+    return np.concatenate(
+        [
+            scope.total(by_cell + unknown if scope.datasets[0] is None else by_cell)
+            for scope in rows.scopes
+        ]
+    )
+
+
+def _exclusions(cell: Cell, dropped: dict[str, int]) -> pl.DataFrame:
+    more = {reason: count for reason, count in dropped.items() if count}
+    further = pl.DataFrame(
+        {"reason": list(more), "rows": list(more.values()), "labelled": list(more.values())},
+        schema=cell.exclusions.schema,
+    )
+    is_total = pl.col("reason") == "total"
+    total = cell.exclusions.filter(is_total).with_columns(
+        pl.col("rows", "labelled") + sum(more.values())
+    )
+    return pl.concat([cell.exclusions.filter(~is_total), further, total])
+
+
+def _predictions(
+    cell: Cell, frame: pl.DataFrame, rows: Rows, logits: dict[str, FloatArray]
+) -> pl.DataFrame | None:
+    if not logits:
+        return None
+    runs, datasets, prompts = (
+        pl.Series(names, dtype=pl.String)[frame[code]]
+        for names, code in (
+            (cell.runs, "run"),
+            (cell.datasets, "dataset"),
+            (cell.prompts, "prompt"),
+        )
+    )
+    return frame.select(
+        runs.alias("run"),
+        "step",
+        "slot",
+        "position",
+        datasets.alias("dataset"),
+        prompts.alias("group"),
+        pl.lit(cell.drafting).alias("drafting"),
+        pl.Series("fold", rows.fold, dtype=pl.Int16),
+        "accepted",
+        *(pl.Series(name, logit) for name, logit in logits.items()),
+    )
+
+
+def _stack_predictions(graded: list[tuple[Cell, _Graded]]) -> pl.DataFrame:
+    # cells may lack different predictors: their log-odds are null there
+    found = [tables.predictions for _, tables in graded if tables.predictions is not None]
+    return pl.concat(found, how="diagonal")
+
+
+def _stack(graded: list[tuple[Cell, _Graded]], name: str) -> pl.DataFrame:
+    """Stack a table of all cells, each row with the names of its cell."""
+    stacked: pl.DataFrame = pl.concat(
+        [
+            getattr(tables, name).select(
+                pl.lit(cell.run).alias("run"),
+                pl.lit(cell.pair).alias("pair"),
+                pl.lit(cell.drafting).alias("drafting"),
+                pl.all(),
+            )
+            for cell, tables in graded
+        ]
+    )
+    return stacked
+
+
+def _notes(
+    log: DraftLog, graded: list[tuple[Cell, _Graded]], failures: list[InputError]
+) -> list[str]:
+    notes = [f"{problem.path}: {problem.message}; its rows are missing" for problem in log.problems]
+    notes += [f"not graded: {error}" for error in failures]
+    for cell, tables in graded:
+        where = f"{cell.run} ({cell.drafting}): " if len(graded) > 1 else ""
+        if len(cell.runs) > 1:
+            notes.append(f"{where}rows of {len(cell.runs)} runs are pooled")
+        if cell.selected:
+            notes.append(f"{where}{_SELECTED}")
+        notes += [where + note for note in tables.notes]
+    return notes
+
+
+def _settings(
+    options: _Options, predictors: list[Predictor], graded: list[tuple[Cell, _Graded]]
+) -> dict[str, Any]:
+    return {
+        "in_sample": options.in_sample,
+        "folds": None if options.in_sample else options.folds,
+        "n_bins": options.n_bins,
+        "ece": f"{options.n_bins} equal-width bins, mean prediction of the bin, closed left, "
+        "the last one closed on both sides",
+        "own_slopes": options.own_slopes,
+        "log_odds_limit": LOG_ODDS_LIMIT,
+        "predictors": {predictor.name: predictor.doc for predictor in predictors},
+        "cells": [
+            {
+                "run": cell.run,
+                "runs": list(cell.runs),
+                "pair": cell.pair,
+                "drafting": cell.drafting,
+                **cell.metadata,
+            }
+            for cell, _ in graded
+        ],
+    }
+
+
+def _hash(log: DraftLog) -> str | None:
+    """Hash the parts that were read; None if any lies on a remote store."""
+    parts = [part for run in log.runs for paths in run.parts.values() for part in paths]
+    if any("://" in part for part in parts):
+        return None
+    return provenance.hash_files(Path(part) for part in parts)
+
+
+def _records(table: pl.DataFrame) -> list[dict[str, Any]]:
+    return table.with_columns(pl.selectors.float().fill_nan(None)).to_dicts()

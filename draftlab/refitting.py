@@ -1,0 +1,118 @@
+"""Fit a predictor in every way that an evaluation asks for, and tabulate the coefficients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from draftlab.predictors.logistic import FALLBACK_RIDGE, Fit, fit_logistic, fit_own_slopes
+
+if TYPE_CHECKING:
+    from draftlab.grading import Rows
+    from draftlab.metrics import FloatArray, IntArray
+    from draftlab.predictors.baselines import Fitter, Predictor
+
+_SCHEMA = {
+    "predictor": pl.String,
+    "dataset": pl.String,
+    "fold": pl.Int16,
+    "position": pl.Int16,
+    "slope": pl.Float64,
+    "intercept": pl.Float64,
+    "n": pl.Int64,
+    "status": pl.String,
+    "ridge": pl.Float64,
+    "iterations": pl.Int32,
+    "log_likelihood": pl.Float64,
+}
+
+
+def refit(
+    predictor: Predictor, rows: Rows, feature: FloatArray, *, own_slopes: bool = False
+) -> tuple[FloatArray, FloatArray, list[pl.DataFrame]]:
+    """Fit a predictor on all rows, on each dataset alone, and without each fold.
+
+    Parameters
+    ----------
+    predictor : Predictor
+    rows : Rows
+    feature : (n,) float64
+    own_slopes : bool
+        One slope per position instead of a shared one.
+
+    Returns
+    -------
+    slopes, intercepts : (F, K) float64
+        What predicts the rows of each fold; 1 and 0 where nothing is fitted.
+    tables : list of polars.DataFrame
+        Coefficients of every fit, one row per position.
+    """
+    shape = (rows.num_folds, rows.num_positions)
+    if predictor.fit is None:
+        return np.ones(shape), np.zeros(shape), []
+
+    def fit(index: IntArray, fitter: Fitter) -> Fit:
+        return fitter(
+            feature[index], rows.position[index], rows.accepted[index], rows.num_positions
+        )
+
+    is_logistic = predictor.fit is fit_logistic
+    whole = fit_own_slopes if is_logistic and own_slopes else predictor.fit
+    full = fit(np.arange(len(feature)), whole)
+    # the fit on all rows is a good start for the others
+    part = _warm(full) if is_logistic and not own_slopes else whole
+
+    tables = [_table(predictor.name, None, None, full)]
+    for code, dataset in enumerate(rows.datasets):
+        index = np.flatnonzero(rows.dataset == code)
+        if len(index):
+            tables.append(_table(predictor.name, dataset, None, fit(index, part)))
+    fits = [full]
+    if rows.num_folds > 1:
+        fits = [fit(index, part) for index in rows.training]
+        tables += [_table(predictor.name, None, fold, one) for fold, one in enumerate(fits)]
+    return np.stack([f.slopes for f in fits]), np.stack([f.intercepts for f in fits]), tables
+
+
+def no_coefficients() -> pl.DataFrame:
+    """Return the table of coefficients without a row."""
+    return pl.DataFrame(schema=_SCHEMA)
+
+
+def fit_notes(coefficients: pl.DataFrame) -> list[str]:
+    """Return a sentence for each predictor with fits that did not converge."""
+    fits = coefficients.unique(["predictor", "dataset", "fold"], maintain_order=True)
+    counts = fits.group_by("predictor", "status", maintain_order=True).len()
+    totals = dict(fits.group_by("predictor").len().iter_rows())
+    return [
+        f"{predictor}: {count} of {totals[predictor]} fits {status.replace('_', ' ')}"
+        + (f", held by a ridge of {FALLBACK_RIDGE}" if status == "separable" else "")
+        for predictor, status, count in counts.iter_rows()
+        if status != "converged"
+    ]
+
+
+def _warm(start: Fit) -> Fitter:
+    return lambda *training: fit_logistic(*training, start=start)
+
+
+def _table(predictor: str, dataset: str | None, fold: int | None, fit: Fit) -> pl.DataFrame:
+    K = len(fit.intercepts)
+    return pl.DataFrame(
+        {
+            "predictor": [predictor] * K,
+            "dataset": [dataset] * K,
+            "fold": [fold] * K,
+            "position": range(K),
+            "slope": fit.slopes,
+            "intercept": fit.intercepts,
+            "n": fit.counts,
+            "status": [fit.status] * K,
+            "ridge": [fit.ridge] * K,
+            "iterations": [fit.iterations] * K,
+            "log_likelihood": [fit.log_likelihood] * K,
+        },
+        schema=_SCHEMA,
+    )
