@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from draftlab.engine.collect import Progress, Settings
+    from draftlab.log.reader import DraftLog
 
 app = typer.Typer(
     name="draftlab",
@@ -107,7 +108,7 @@ def collect(
     quiet: Quiet = False,
 ) -> None:
     """Run speculative decoding live and log every draft."""
-    _collect_module()
+    _require_engine()
     from draftlab.engine.collect import Settings
 
     settings = Settings(
@@ -134,6 +135,125 @@ def collect(
     _say(f"wrote {folder}", quiet=quiet)
 
 
+@app.command()
+def inspect(
+    log: Logs, json_out: Json = False, quiet: Quiet = False, strict: Strict = False
+) -> None:
+    """Say what is in a log and run its checks."""
+    from draftlab.log.reader import open_log
+    from draftlab.log.summary import inspect_log, print_summary
+
+    summary, findings = inspect_log(open_log(*log, strict=strict))
+    if json_out:
+        _print_json(summary)
+    elif not quiet:
+        print_summary(summary)
+    if any(finding.severity != "note" for finding in findings):
+        raise typer.Exit(LOSS)
+
+
+@app.command()
+def evaluate(
+    log: Logs,
+    out: Out = None,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="Grade only this predictor, repeatable.")
+    ] = None,
+    in_sample: Annotated[
+        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    ] = False,
+    folds: Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")] = 5,
+    n_bins: Annotated[int, typer.Option(help="Equal-width bins of ECE.")] = 15,
+    own_slopes: Annotated[
+        bool, typer.Option("--own-slopes", help="Ablation: one slope per position.")
+    ] = False,
+    allow_selected: Annotated[
+        bool, typer.Option("--allow-selected", help="Grade a log that was trimmed live.")
+    ] = False,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Refit every feature and grade every predictor."""
+    from draftlab.evaluation import evaluate as run
+    from draftlab.log.reader import open_log
+
+    opened = open_log(*log, strict=strict)
+    result = run(
+        opened,
+        predictors=predictor,
+        in_sample=in_sample,
+        folds=folds,
+        n_bins=n_bins,
+        own_slopes=own_slopes,
+        allow_selected=allow_selected,
+        out=out,
+    )
+    if json_out:
+        _print_json(result.to_dict())
+    elif not quiet:
+        from rich.console import Console
+
+        from draftlab.reporting.tables import print_evaluation
+
+        print_evaluation(result, Console())
+    _exit_on_loss(opened)
+
+
+@app.command()
+def report(
+    log: Logs,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
+    in_sample: Annotated[
+        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    ] = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Write a self-contained HTML report of a log."""
+    from draftlab.log.reader import open_log
+    from draftlab.reporting.render import report as run
+
+    opened = open_log(*log, strict=strict)
+    _say(f"wrote {run(opened, out, in_sample=in_sample)}", quiet=quiet)
+    _exit_on_loss(opened)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("reports/demo"),
+    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to collect.")] = 10_000,
+    seed: int = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Do the whole job on the embedded default: collect, evaluate, report."""
+    _require_engine()
+    from draftlab.engine.collect import Settings
+    from draftlab.evaluation import evaluate as run_evaluate
+    from draftlab.log.reader import open_log
+    from draftlab.reporting.render import report as run_report
+
+    folder = _collect(out / "log", Settings(max_labelled=max_labelled, seed=seed), quiet=quiet)
+    log = open_log(folder)
+    result = run_evaluate(log, out=out)
+    if not quiet:
+        from rich.console import Console
+
+        from draftlab.reporting.tables import print_evaluation
+
+        print_evaluation(result, Console())
+    index = run_report(log, out, evaluation=result)
+    _say(f"log     {folder}\nreport  {index}", quiet=quiet)
+
+
+def _exit_on_loss(log: DraftLog) -> None:
+    """Name unreadable parts on standard error and exit with the code for loss."""
+    for problem in log.problems:
+        typer.echo(f"draftlab: {problem.path}: {problem.message}", err=True)
+    if log.problems:
+        raise typer.Exit(LOSS)
+
+
 def _parse_layers(text: str | None) -> tuple[int, ...] | int | None:
     if text is None:
         return None
@@ -148,7 +268,7 @@ def _parse_layers(text: str | None) -> tuple[int, ...] | int | None:
         ) from None
 
 
-def _collect_module() -> None:
+def _require_engine() -> None:
     """Name everything that the engine lacks at once."""
     from importlib.util import find_spec
 

@@ -10,6 +10,8 @@ from draftlab.log.checks import run_checks
 from draftlab.schema import Excluded
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from draftlab.log.checks import Finding
     from draftlab.log.reader import DraftLog
 
@@ -105,3 +107,57 @@ def inspect_log(log: DraftLog) -> tuple[dict[str, Any], list[Finding]]:
     findings = run_checks(log)
     summary = {"runs": runs, "findings": [vars(finding) for finding in findings]}
     return summary, findings
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """Print what `inspect_log` found, in plain words and one table a run."""
+    from rich.console import Console
+
+    console = Console()
+    for run in summary["runs"]:
+        _print_run(console, run)
+    for finding in summary["findings"]:
+        console.print(
+            f"{finding['code']} {finding['severity']}: {finding['title']}: {finding['message']}",
+            markup=False,
+            highlight=False,
+        )
+    if not summary["findings"]:
+        console.print("all checks passed")
+
+
+def _print_run(console: Console, run: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    meta, rows = run["metadata"], run["rows"]
+    lines = [
+        f"run      {run['run']} ({'closed' if meta['closed'] else 'NOT CLOSED'}, {run['path']})",
+        f"pair     {run['pair']}, {meta['method']}, {meta['drafting']} drafting, "
+        f"K = {meta['num_speculative_tokens']}",
+        f"engine   {meta['engine']} on {meta['device']}, verification {meta['verification']}, "
+        f"adaptive verification {meta['adaptive_verification']}",
+        f"rows     {rows['drafts']:,} drafts, {rows['steps']:,} steps, "
+        f"{rows['requests']:,} requests",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("workload")
+    for title in ("requests", "prompts", "proposals", "labelled", "acceptance", "AL", "AL/request"):
+        table.add_column(title, justify="right")
+    for row in run["workloads"]:
+        table.add_row(
+            row["dataset"],
+            *(_number(row[k]) for k in ("requests", "groups", "proposals", "labelled")),
+            *(_number(row[k]) for k in _RATES),
+        )
+    console.print(table)
+
+
+_RATES = ("acceptance", "acceptance_length", "acceptance_length_by_request")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

