@@ -1,0 +1,213 @@
+"""The command line as a user meets it: output, exit codes, one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from draftlab import __version__
+from draftlab.cli import main
+from tests.logs import proposal, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLE = Path(__file__).parent.parent / "data" / "sample-t1"
+
+
+class Outcome:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["draftlab", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    rows = [proposal(s, [True, s % 3 > 0], request=s % 7) for s in range(70)]
+    rows += [proposal(s, [False, None], request=s % 7) for s in range(70, 100)]
+    return write_log(tmp_path / "log", rows).parent
+
+
+def part(log: Path) -> Path:
+    [path] = log.glob("*/drafts/*.parquet")
+    return path
+
+
+def edit(log: Path, *expressions: pl.Expr) -> None:
+    frame = pl.read_parquet(part(log)).with_columns(*expressions)
+    frame.write_parquet(part(log))
+
+
+def test_help_is_fast_and_lists_the_commands() -> None:
+    command = [sys.executable, "-m", "draftlab", "--help"]
+    subprocess.run(command, check=True, capture_output=True)  # bytecode is cached from here on
+    started = time.monotonic()
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # The goal is half a second on a quiet machine; the bound leaves room for a busy one.
+    assert time.monotonic() - started < 2
+    for name in ("collect", "inspect", "evaluate", "report", "demo"):
+        assert name in out
+
+
+def test_version(call: Callable[..., Outcome]) -> None:
+    assert call("--version").out.strip() == f"draftlab {__version__}"
+
+
+def test_inspect_prints_workloads_and_findings(call: Callable[..., Outcome], log: Path) -> None:
+    found = call("inspect", log)
+    assert found.code == 0
+    assert "all checks passed" in found.out
+    summary = json.loads(call("inspect", log, "--json").out)
+    assert [row["dataset"] for row in summary["runs"][0]["workloads"]] == ["even", "odd"]
+
+
+def test_evaluate_prints_a_table_and_writes_results(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("evaluate", log, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    assert "logit(qmax)" in found.out
+    metrics = pl.read_parquet(tmp_path / "out" / "evaluate" / "metrics.parquet")
+    assert {"predictor", "auc", "log_loss", "ece"} <= set(metrics.columns)
+    result = json.loads(call("evaluate", log, "--json").out)
+    assert len(result["metrics"]) == metrics.height
+
+
+def test_report_writes_one_html_file(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("report", log, "--out", tmp_path / "report")
+    assert found.code == 0, found.err
+    assert "</html>" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_quiet_prints_nothing(call: Callable[..., Outcome], log: Path) -> None:
+    assert call("evaluate", log, "--quiet").out == ""
+
+
+def _remove(log: Path) -> None:
+    shutil.rmtree(log)
+
+
+def _empty(log: Path) -> None:
+    shutil.rmtree(next(log.iterdir()))
+
+
+def _csv(log: Path) -> None:
+    part(log).write_text("request,step\n1,2\n")
+
+
+def _drop_column(log: Path) -> None:
+    pl.read_parquet(part(log)).drop("accepted").write_parquet(part(log))
+
+
+def _wrong_type(log: Path) -> None:
+    edit(log, pl.col("position").cast(pl.String))
+
+
+def _no_labels(log: Path) -> None:
+    edit(log, pl.lit(None, dtype=pl.Boolean).alias("accepted"))
+
+
+def _one_class(log: Path) -> None:
+    edit(log, pl.lit(value=True).alias("accepted"))
+
+
+def _nan(log: Path) -> None:
+    edit(log, pl.lit(float("nan"), dtype=pl.Float32).alias("entropy"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_remove, "no such file or folder"),
+        (_empty, "holds no draft log"),
+        (_csv, "not a readable Parquet file"),
+        (_drop_column, "lacks column accepted"),
+        (_wrong_type, "column position has type"),
+        (_no_labels, "labelled"),
+        (_one_class, "accepted"),
+        (_nan, "entropy"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_bad_input_is_one_sentence_and_exit_2(
+    call: Callable[..., Outcome],
+    log: Path,
+    command: str,
+    harm: Callable[[Path], None],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    harm(log)
+    found = call(command, log, "--out", tmp_path / "out")
+    assert found.code == 2
+    assert found.err.startswith("draftlab: ")
+    assert found.err.count("\n") == 1
+    assert message in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_predictor_lists_the_known(call: Callable[..., Outcome], log: Path) -> None:
+    found = call("evaluate", log, "--predictor", "logit_qmx")
+    assert found.code == 2
+    assert "unknown predictor 'logit_qmx'; known: log_qmax" in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--top-p", 0), "top_p must be in (0, 1]"),
+        (("--temperature", -1), "temperature must be >= 0"),
+        (("--num-speculative-tokens", 0), "num_speculative_tokens must be >= 1"),
+        (("--draft-sample-method", "beam"), "must be probabilistic or greedy"),
+        (("--skip-layers", "a,b"), "wanted layers such as"),
+        (("--target", "nowhere"), "no checkpoint there"),
+        (("--prompts", "nowhere.txt"), "cannot be read"),
+        (("--device", "cuda:7"), "no CUDA device"),
+    ],
+)
+def test_bad_settings_of_collect(
+    call: Callable[..., Outcome], tmp_path: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    found = call("collect", "--out", tmp_path / "log", *arguments)
+    assert found.code == 2
+    assert message in found.err
+    assert not (tmp_path / "log").exists()
+
+
+def test_an_unreadable_part_is_named_and_the_rest_is_used(
+    call: Callable[..., Outcome], log: Path
+) -> None:
+    broken = part(log).with_name("part-00001.parquet")
+    broken.write_bytes(part(log).read_bytes()[:-50])
+    found = call("evaluate", log)
+    assert found.code == 1
+    assert "logit(qmax)" in found.out
+    assert "part-00001.parquet: not a readable Parquet file" in found.err
+    assert call("evaluate", log, "--strict").code == 2
+    assert call("inspect", log).code == 1
