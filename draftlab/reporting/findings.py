@@ -1,0 +1,156 @@
+"""Which of the published orders hold in this run: computed from both tables, never typed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from draftlab.published import PUBLISHED
+from draftlab.reporting.tables import label, of_cell, workload_table
+
+if TYPE_CHECKING:
+    from draftlab.evaluation import Evaluation
+    from draftlab.reporting.tables import Cell
+
+_DIGITS = 4
+"""Numbers that print alike count as equal."""
+_MIN_WORKLOADS = 4
+"""Fewer points make a correlation of any size by chance."""
+_BETTER = {"auc": "higher", "log_loss": "lower", "ece": "lower"}
+_PRINTED = {"auc": "AUC", "log_loss": "log-loss", "ece": "ECE"}
+
+
+class _Comparison(NamedTuple):
+    table: str
+    scope: str
+    metric: str
+    first: str
+    second: str
+
+
+_COMPARISONS = (
+    *(_Comparison("T1", "overall", "log_loss", "logit_qmax", other)
+      for other in ("log_qmax", "top2_margin", "entropy", "loglog_qmax", "qmax")),
+    *(_Comparison("T1", "overall", "auc", "logit_qmax", other)
+      for other in ("log_qmax", "top2_margin", "entropy", "qmax")),
+    *(_Comparison("T1", "overall", "ece", "logit_qmax", other)
+      for other in ("log_qmax", "entropy", "qmax")),
+    *(_Comparison("T1", "overall", metric, "logit_q_sampled", "logit_qmax")
+      for metric in ("auc", "log_loss", "ece")),
+    *(_Comparison(table, scope, metric, "logit_qmax", "confidence")
+      for table, scope in (("T2", "overall"), ("T3", "without_first"))
+      for metric in ("auc", "log_loss", "ece")),
+)  # fmt: skip
+"""Pairs whose published order is compared with ours."""
+
+
+def findings(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+    """Compare the published orders with this run; what was not graded here is left out.
+
+    Returns
+    -------
+    DataFrame
+        claim (the published order in words), table, metric, scope, better and worse (predictors
+        in the published order), here_better, here_worse, published_better, published_worse,
+        status: ``holds``, ``does not hold``, or ``equal`` when both print alike.
+    """
+    metrics = of_cell(evaluation.metrics, cell).filter(view="conditional")
+    graded = set(metrics["predictor"])
+    rows = [
+        _compare(comparison, metrics)
+        for comparison in _COMPARISONS
+        if {comparison.first, comparison.second} <= graded
+    ]
+    if "qmax" in graded:
+        rows.append(_raw_bias(metrics))
+    rows.append(_intercept_follows_entropy(evaluation, cell))
+    return pl.DataFrame([row for row in rows if row is not None], schema=_SCHEMA, orient="row")
+
+
+_SCHEMA = {
+    "claim": pl.String,
+    "table": pl.String,
+    "metric": pl.String,
+    "scope": pl.String,
+    "better": pl.String,
+    "worse": pl.String,
+    "here_better": pl.Float64,
+    "here_worse": pl.Float64,
+    "published_better": pl.Float64,
+    "published_worse": pl.Float64,
+    "status": pl.String,
+}
+
+_Row = tuple[str, str, str, str, str, str, float, float, float, float, str]
+
+
+def _compare(comparison: _Comparison, metrics: pl.DataFrame) -> _Row | None:
+    table, scope, metric, first, second = comparison
+    records = PUBLISHED[table].records()
+    theirs = {name: float(records[name][metric] or math.nan) for name in (first, second)}
+    sign = 1 if _BETTER[metric] == "higher" else -1
+    better, worse = sorted((first, second), key=lambda name: -sign * theirs[name])
+    ours = {name: _value(metrics, scope, name, metric) for name in (better, worse)}
+    if any(math.isnan(value) for value in ours.values()):
+        return None
+    where = " without position 0" if scope == "without_first" else ""
+    claim = (
+        f"{label(better).name} has {_BETTER[metric]} {_PRINTED[metric]} than "
+        f"{label(worse).name}{where}"
+    )
+    return (
+        claim, table, metric, scope, better, worse, ours[better], ours[worse], theirs[better],
+        theirs[worse], _status(sign * (_rounded(ours[better]) - _rounded(ours[worse]))),
+    )  # fmt: skip
+
+
+def _raw_bias(metrics: pl.DataFrame) -> _Row | None:
+    theirs = PUBLISHED["T1_mean"].records()["qmax"]
+    predicted, rate = float(theirs["mean_prediction"] or 0), float(theirs["rate"] or 0)
+    row = metrics.filter(predictor="qmax", scope="overall").row(0, named=True)
+    if row["n"] == 0:
+        return None
+    here, here_rate = row["mean_prediction"], row["n_accepted"] / row["n"]
+    sign = math.copysign(1, predicted - rate)
+    claim = f"qmax, unfitted, predicts {'more' if sign > 0 else 'less'} than is accepted"
+    return (
+        claim, "T1", "mean_prediction", "overall", "qmax", "observed rate", here, here_rate,
+        predicted, rate, _status(sign * (_rounded(here) - _rounded(here_rate))),
+    )  # fmt: skip
+
+
+def _intercept_follows_entropy(evaluation: Evaluation, cell: Cell) -> _Row | None:
+    """Over workloads, the intercept moves with the draft entropy more than the slope does."""
+    table = workload_table(evaluation, cell).drop_nulls().drop_nans()
+    if len(table) < _MIN_WORKLOADS:
+        return None
+    theirs = {k: float(v["r"] or 0) for k, v in PUBLISHED["T4_correlation"].records().items()}
+    names = ("intercept_0", "slope")
+    ours = {name: float(table.select(pl.corr(name, "mean_entropy")).item() or 0) for name in names}
+    claim = (
+        f"over {len(table)} workloads, the intercept of position 0 "
+        f"{'falls' if theirs['intercept_0'] < 0 else 'rises'} with mean draft entropy (r), "
+        "and correlates with it more than the slope does"
+    )
+    here, other = (math.copysign(1, theirs["intercept_0"]) * ours["intercept_0"], ours["slope"])
+    return (
+        claim, "T4", "correlation", "dataset", *names, ours["intercept_0"], other,
+        theirs["intercept_0"], theirs["slope"], _status(min(here, here - abs(other))),
+    )  # fmt: skip
+
+
+def _value(metrics: pl.DataFrame, scope: str, predictor: str, metric: str) -> float:
+    rows = metrics.filter(scope=scope, predictor=predictor)
+    return float(rows[metric][0]) if len(rows) else math.nan
+
+
+def _rounded(value: float) -> float:
+    return round(value, _DIGITS)
+
+
+def _status(margin: float) -> str:
+    if margin == 0:
+        return "equal"
+    return "holds" if margin > 0 else "does not hold"

@@ -1,0 +1,410 @@
+"""Tables of an evaluation in the published form, for a terminal, Markdown and the report.
+
+Every table belongs to one cell (pair, drafting, K); cells are never pooled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from draftlab.published import PUBLISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from draftlab.evaluation import Evaluation
+
+ADOPTED = "logit_qmax"
+"""The feature that vLLM adopted."""
+UNDEFINED = "–"
+"""How an undefined number is printed."""
+METRICS = ("auc", "log_loss", "ece")
+"""The metrics of the published table."""
+BY_POSITION = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence", "overlap")
+"""Predictors that are shown by position; monotone functions of `logit_qmax` rank rows alike."""
+
+_POSITIONS_PRINTED = 10
+_CELL = ("run", "pair", "drafting")
+
+
+class Cell(NamedTuple):
+    """Names one cell of an evaluation."""
+
+    run: str
+    pair: str
+    drafting: str
+    num_speculative_tokens: int
+    """K, the draft positions."""
+
+
+class Label(NamedTuple):
+    """How a predictor is called in print."""
+
+    name: str
+    remark: str
+    """What a reader must know beside the name; may be empty."""
+    section: str
+    """``published``, ``floor``, ``ceiling`` or ``other``."""
+
+
+_PUBLISHED_LABELS = {
+    "log_qmax": ("log(qmax)", ""),
+    "top2_margin": ("log(qmax) - log(q2nd)", ""),
+    "entropy": ("H(q)", ""),
+    "loglog_qmax": ("-log(-log(qmax))", ""),
+    "logit_qmax": ("logit(qmax)", "adopted by vLLM"),
+    "logit_q_sampled": ("logit(q_sampled)", ""),
+    "loglog_q_sampled": ("-log(-log(q_sampled))", ""),
+    "qmax": ("qmax, unfitted", ""),
+    "confidence": ("trained head", "as it is"),
+}
+_LABELS = {
+    **{name: Label(*label, "published") for name, label in _PUBLISHED_LABELS.items()},
+    "constant": Label("constant rate", "floor", "floor"),
+    "per_position": Label("per-position rate", "floor", "floor"),
+    "overlap": Label("overlap", "ceiling: sees the prefix and p", "ceiling"),
+    "accept_prob": Label("accept_prob", "ceiling: sees the draw and p", "ceiling"),
+}
+
+
+def label(predictor: str) -> Label:
+    """Return the printed name of a predictor; one that is not ours keeps its own.
+
+    Examples
+    --------
+    >>> label("logit_qmax").name, label("mine").section
+    ('logit(qmax)', 'other')
+    """
+    return _LABELS.get(predictor, Label(predictor, "", "other"))
+
+
+def format_number(value: object, digits: int = 4) -> str:
+    """Print a table entry: floats with a fixed number of decimals, counts with commas.
+
+    Examples
+    --------
+    >>> format_number(0.83361), format_number(1234567), format_number(float("nan"))
+    ('0.8336', '1,234,567', '–')
+    >>> format_number(True), format_number(None), format_number("text")
+    ('yes', '–', 'text')
+    """
+    if value is None:
+        return UNDEFINED
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return UNDEFINED
+        return f"{value + 0.0:.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+    return str(value)
+
+
+def cells(evaluation: Evaluation) -> list[Cell]:
+    """Return the cells of an evaluation, in its order."""
+    acceptance = evaluation.acceptance
+    grouped = acceptance.group_by(_CELL, maintain_order=True)
+    # the table has a row for each of the K positions, whether any draft reached it or not
+    counted = grouped.agg(pl.col("position").cast(pl.Int64).max() + 1)
+    return [Cell(*row) for row in counted.rows()]
+
+
+def of_cell(frame: pl.DataFrame, cell: Cell) -> pl.DataFrame:
+    """Return the rows of one cell, without the columns that name it."""
+    mine = frame.filter(run=cell.run, pair=cell.pair, drafting=cell.drafting)
+    return mine.drop(_CELL)
+
+
+def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataFrame:
+    """Return the published feature table with our columns, one row per predictor.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+    cell : Cell, optional
+        Needed when the evaluation holds several.
+
+    Returns
+    -------
+    DataFrame
+        predictor, name, remark, section, lossless, fitted, auc, log_loss, ece, ece_null (ECE
+        expected of perfect calibration at this n), ece_null_high (its upper 95 %), brier,
+        mean_prediction, rate (observed), n, n_clamped (rows whose feature was beyond its limit),
+        selected, published_auc, published_log_loss, published_ece.
+    """
+    chosen = _only(evaluation) if cell is None else cell
+    rows = of_cell(evaluation.metrics, chosen).filter(scope="overall", view="conditional")
+    names = rows["predictor"].to_list()
+    labels = [label(name) for name in names]
+    published = PUBLISHED["T1"].records()
+    theirs = {
+        f"published_{metric}": pl.Series(
+            [published.get(name, {}).get(metric) for name in names], dtype=pl.Float64
+        )
+        for metric in METRICS
+    }
+    return rows.with_columns(
+        name=pl.Series([entry.name for entry in labels], dtype=pl.String),
+        remark=pl.Series([entry.remark for entry in labels], dtype=pl.String),
+        section=pl.Series([entry.section for entry in labels], dtype=pl.String),
+        rate=pl.col("n_accepted") / pl.col("n"),
+        **theirs,
+    ).select(
+        "predictor", "name", "remark", "section", "lossless", "fitted", *METRICS, "ece_null",
+        "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "selected",
+        *theirs,
+    )  # fmt: skip
+
+
+def by_position(
+    evaluation: Evaluation, cell: Cell, predictors: Iterable[str] = BY_POSITION
+) -> pl.DataFrame:
+    """Return the metrics at each position, for the predictors that were graded.
+
+    Returns
+    -------
+    DataFrame
+        predictor, name, position, n, auc, log_loss, ece, in the order of ``predictors``.
+    """
+    wanted = list(predictors)
+    rows = of_cell(evaluation.metrics, cell).filter(scope="position", view="conditional")
+    rows = rows.filter(pl.col("predictor").is_in(wanted))
+    names = {predictor: label(predictor).name for predictor in wanted}
+    return (
+        rows.with_columns(
+            name=pl.col("predictor").replace(names),
+            order=pl.col("predictor").replace_strict(
+                {name: i for i, name in enumerate(wanted)}, return_dtype=pl.Int32
+            ),
+        )
+        .sort("order", "position")
+        .select("predictor", "name", "position", "n", *METRICS)
+    )
+
+
+def workload_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+    """Return one row per dataset: what was accepted, and how the adopted feature did.
+
+    Returns
+    -------
+    DataFrame
+        dataset, n, n_groups, rate (conditional acceptance), mean_entropy (nats), slope and
+        intercept_0 of the adopted feature fitted to this dataset alone, its auc, log_loss and
+        ece under the common fit.
+    """
+    rows = of_cell(evaluation.metrics, cell).filter(scope="dataset", view="conditional")
+    adopted = rows.filter(predictor=ADOPTED).select(
+        "dataset", "n", "n_groups", (pl.col("n_accepted") / pl.col("n")).alias("rate"), *METRICS
+    )
+    alone = of_cell(evaluation.coefficients, cell).filter(
+        pl.col("dataset").is_not_null(), predictor=ADOPTED, position=0
+    )
+    return (
+        adopted.join(_mean_entropy(evaluation, cell), on="dataset", how="left")
+        .join(alone.select("dataset", "slope", intercept_0="intercept"), on="dataset", how="left")
+        .sort("rate", "dataset", descending=[True, False])
+        .select(
+            "dataset", "n", "n_groups", "rate", "mean_entropy", "slope", "intercept_0", *METRICS
+        )
+    )
+
+
+def coefficient_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+    """Return one row per fitted feature: the fit on all rows, with the spread over folds.
+
+    Returns
+    -------
+    DataFrame
+        predictor, name, slope, slope_low and slope_high (least and largest over the folds),
+        one intercept column ``b_k`` per position, status.
+    """
+    rows = of_cell(evaluation.coefficients, cell).filter(pl.col("dataset").is_null())
+    rows = rows.filter(pl.col("predictor").is_in(list(_PUBLISHED_LABELS)))
+    full = rows.filter(pl.col("fold").is_null())
+    spread = (
+        rows.filter(pl.col("fold").is_not_null())
+        .group_by("predictor")
+        .agg(slope_low=pl.col("slope").min(), slope_high=pl.col("slope").max())
+    )
+    intercepts = [
+        pl.col("intercept").filter(pl.col("position") == k).first().alias(f"b_{k}")
+        for k in range(cell.num_speculative_tokens)
+    ]
+    table = full.group_by("predictor", maintain_order=True).agg(
+        pl.col("slope").first(), *intercepts, pl.col("status").first()
+    )
+    names = pl.Series([label(name).name for name in table["predictor"]], dtype=pl.String)
+    return (
+        table.with_columns(name=names)
+        .join(spread, on="predictor", how="left", maintain_order="left")
+        .select("predictor", "name", "slope", "slope_low", "slope_high", "^b_\\d+$", "status")
+    )
+
+
+def markdown_table(frame: pl.DataFrame, digits: int = 4) -> str:
+    r"""Return a frame as a Markdown table, numbers right-aligned.
+
+    Examples
+    --------
+    >>> print(markdown_table(pl.DataFrame({"name": ["a|b"], "auc": [0.5]})))
+    | name | auc |
+    |:---|---:|
+    | a\|b | 0.5000 |
+    """
+    numeric = [dtype.is_numeric() for dtype in frame.dtypes]
+    lines = [
+        _markdown_row(frame.columns),
+        "|" + "|".join("---:" if right else ":---" for right in numeric) + "|",
+    ]
+    lines += [_markdown_row(format_number(v, digits) for v in row) for row in frame.rows()]
+    return "\n".join(lines)
+
+
+def print_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """Print every cell of an evaluation as text of at most 100 columns."""
+    for cell in cells(evaluation):
+        for line in describe(evaluation, cell):
+            _print(console, line)
+        console.print(_rich_headline(headline_table(evaluation, cell)))
+        for line in _LEGEND:
+            _print(console, line)
+        console.print(_rich_positions(by_position(evaluation, cell)))
+    for note in evaluation.notes:
+        _print(console, f"note: {note}")
+
+
+def describe(evaluation: Evaluation, cell: Cell) -> list[str]:
+    """Return what was run and how, as a few lines of plain text."""
+    table = headline_table(evaluation, cell)
+    adopted = table.filter(predictor=ADOPTED)
+    shown = (adopted if len(adopted) else table).row(0, named=True)
+    groups = of_cell(evaluation.metrics, cell).filter(scope="overall")["n_groups"].max()
+    null, high = format_number(shown["ece_null"]), format_number(shown["ece_null_high"])
+    lines = [
+        f"{cell.pair}, {cell.drafting} drafting, K = {cell.num_speculative_tokens}, run {cell.run}",
+        f"{fit_style(evaluation)}; {format_number(shown['n'])} rows of {format_number(groups)} "
+        f"prompts graded, acceptance {format_number(shown['rate'])}",
+        f"not graded: {excluded_text(evaluation, cell)}",
+        f"ECE: {evaluation.settings['n_bins']} equal-width bins, mean prediction in the bin; "
+        f"perfect calibration of {shown['name']} would show {null} (95 % below {high})",
+    ]
+    clamped = table.filter(pl.col("n_clamped") > 0)
+    if len(clamped):
+        counts = ", ".join(
+            f"{format_number(n)} of {name}" for name, n in clamped["name", "n_clamped"].rows()
+        )
+        limit = format_number(evaluation.settings["log_odds_limit"], 0)
+        lines.append(f"log-odds clamped at ±{limit}: {counts}")
+    return lines
+
+
+def fit_style(evaluation: Evaluation) -> str:
+    """Return how predictors were fitted and graded, in words."""
+    if evaluation.settings["in_sample"]:
+        return "fitted and graded on the same rows (in sample)"
+    return f"cross-fitted, {evaluation.settings['folds']} folds by prompt"
+
+
+def excluded_text(evaluation: Evaluation, cell: Cell) -> str:
+    """Return the rows that were not graded, by reason."""
+    rows = of_cell(evaluation.exclusions, cell)
+    parts = [
+        f"{format_number(row['rows'])} {row['reason'].replace('_', ' ')}"
+        for row in rows.filter(pl.col("reason") != "total").rows(named=True)
+    ]
+    return ", ".join(parts) or "none"
+
+
+def _only(evaluation: Evaluation) -> Cell:
+    found = cells(evaluation)
+    if len(found) != 1:
+        raise ValueError(f"wanted one of the cells {found}: they are not pooled")
+    return found[0]
+
+
+def _mean_entropy(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+    """Return the mean entropy of each dataset over its graded rows, weighted by position."""
+    rows = of_cell(evaluation.acceptance, cell).filter(pl.col("dataset").is_not_null())
+    weighted = pl.col("mean_entropy").fill_nan(None) * pl.col("n_observed")
+    return rows.group_by("dataset").agg(
+        mean_entropy=weighted.sum()
+        / pl.col("n_observed").filter(pl.col("mean_entropy").is_not_nan()).sum()
+    )
+
+
+def _markdown_row(entries: Iterable[str]) -> str:
+    escaped = (entry.replace("|", "\\|").replace("\n", " ") for entry in entries)
+    return "| " + " | ".join(escaped) + " |"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+_LEGEND = (
+    "Below the first rule the floors, below the second the ceilings: overlap sees prefix and p,",
+    "accept_prob the draw too. exp.: ECE expected of perfect calibration at this n. pred.: mean",
+    "prediction. publ.: vLLM PR #52228, other models and traffic, so only the order compares.",
+    "",
+)
+_PRINTED = {
+    "auc": "AUC",
+    "log_loss": "log-\nloss",
+    "ece": "ECE",
+    "ece_null": "exp.",
+    "brier": "Brier",
+    "mean_prediction": "pred.",
+    "published_auc": "publ.\nAUC",
+    "published_log_loss": "publ.\nloss",
+    "published_ece": "publ.\nECE",
+}
+
+
+def _rich_headline(table: pl.DataFrame) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    out.add_column("predictor", max_width=24, vertical="bottom")
+    out.add_column("loss-\nless", max_width=5)
+    for name, title in _PRINTED.items():
+        out.add_column(title, justify="right", style="dim" if "published" in name else None)
+    previous = None
+    for row in table.rows(named=True):
+        if previous not in (None, row["section"]):
+            out.add_section()
+        previous = row["section"]
+        main = row["predictor"] == ADOPTED
+        out.add_row(
+            Text(f"{row['name']}, adopted" if main else row["name"]),
+            format_number(row["lossless"]),
+            *(format_number(row[column]) for column in _PRINTED),
+            style="bold" if main else "",
+        )
+    return out
+
+
+def _rich_positions(table: pl.DataFrame) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    positions = table["position"].unique().sort().to_list()
+    shown = positions[:_POSITIONS_PRINTED]
+    more = "" if len(shown) == len(positions) else f" (first {len(shown)} of {len(positions)})"
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    out.add_column(f"AUC by position{more}", max_width=24)
+    for position in shown:
+        out.add_column(str(position), justify="right")
+    for name in table["name"].unique(maintain_order=True):
+        values = dict(table.filter(name=name).select("position", "auc").iter_rows())
+        out.add_row(Text(name), *(format_number(values.get(k)) for k in shown))
+    return out
