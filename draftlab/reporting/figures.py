@@ -96,6 +96,8 @@ _LINES = {
 LOSS_BY_POSITION = (
     "logit_qmax", "log_qmax", "qmax", "logit_q_sampled", "confidence", "per_position", "overlap",
 )  # fmt: skip
+FEW = 30
+"""Bins with fewer rows are drawn hollow and apart."""
 RELIABILITY = ("logit_qmax", "qmax", "confidence")
 
 
@@ -291,6 +293,7 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     with mpl.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
         # text stays text: the reader's browser has the glyphs that our font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.draw_without_rendering()  # ticks settle, then the layout makes room for them
         figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -348,11 +351,16 @@ def _draw_reliability(upper: Axes, lower: Axes, rows: pl.DataFrame, predictor: s
     from matplotlib.ticker import MaxNLocator
 
     color = _LINES[predictor].color
-    filled = rows.filter(pl.col("n") > 0)
+    filled = rows.filter(pl.col("n") >= FEW)
+    few = rows.filter(pl.col("n").is_between(1, FEW - 1))
     upper.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
     upper.plot(
         filled["mean_prediction"].to_list(), filled["rate"].to_list(), color=color,
         marker=_LINES[predictor].marker,
+    )  # fmt: skip
+    upper.plot(
+        few["mean_prediction"].to_list(), few["rate"].to_list(), color=color, linestyle="",
+        marker=_LINES[predictor].marker, markerfacecolor="none",
     )  # fmt: skip
     upper.set(xlim=(0, 1), ylim=(0, 1))
     upper.set_title(label(predictor).name)
@@ -484,7 +492,8 @@ DRAWINGS = (
         ),
         _spell_reliability,
         "On the dashed diagonal, what was predicted is what happened. Under it the predictor is "
-        "overconfident, above it underconfident. Bins with few rows scatter.",
+        "overconfident, above it underconfident. Hollow points are bins of fewer than "
+        f"{FEW} rows, which scatter.",
     ),
     Drawing(
         "labels",

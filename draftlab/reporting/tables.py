@@ -29,7 +29,7 @@ METRICS = ("auc", "log_loss", "ece")
 BY_POSITION = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence", "overlap")
 """Predictors that are shown by position; monotone functions of `logit_qmax` rank rows alike."""
 
-_POSITIONS_PRINTED = 10
+_POSITIONS_PRINTED = 9
 _CELL = ("run", "pair", "drafting")
 
 
@@ -270,7 +270,7 @@ def markdown_table(frame: pl.DataFrame, digits: int = 4) -> str:
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Print every cell of an evaluation as text of at most 100 columns."""
     for cell in cells(evaluation):
-        for line in describe(evaluation, cell):
+        for line in (*describe(evaluation, cell), _calibration_line(evaluation, cell)):
             _print(console, line)
         console.print(_rich_headline(headline_table(evaluation, cell)))
         for line in _LEGEND:
@@ -281,19 +281,17 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
 
 
 def describe(evaluation: Evaluation, cell: Cell) -> list[str]:
-    """Return what was run and how, as a few lines of plain text."""
+    """Return what was run and how, as a few lines of plain text; the first names the cell."""
     table = headline_table(evaluation, cell)
-    adopted = table.filter(predictor=ADOPTED)
-    shown = (adopted if len(adopted) else table).row(0, named=True)
+    shown = table.row(0, named=True)
     groups = of_cell(evaluation.metrics, cell).filter(scope="overall")["n_groups"].max()
-    null, high = format_number(shown["ece_null"]), format_number(shown["ece_null_high"])
     lines = [
-        f"{cell.pair}, {cell.drafting} drafting, K = {cell.num_speculative_tokens}, run {cell.run}",
+        f"{cell.pair}, {cell.drafting} drafting, K = {cell.num_speculative_tokens}",
+        f"run {cell.run}",
         f"{fit_style(evaluation)}; {format_number(shown['n'])} rows of {format_number(groups)} "
         f"prompts graded, acceptance {format_number(shown['rate'])}",
         f"not graded: {excluded_text(evaluation, cell)}",
-        f"ECE: {evaluation.settings['n_bins']} equal-width bins, mean prediction in the bin; "
-        f"perfect calibration of {shown['name']} would show {null} (95 % below {high})",
+        f"ECE: {evaluation.settings['ece']}",
     ]
     clamped = table.filter(pl.col("n_clamped") > 0)
     if len(clamped):
@@ -320,6 +318,15 @@ def excluded_text(evaluation: Evaluation, cell: Cell) -> str:
         for row in rows.filter(pl.col("reason") != "total").rows(named=True)
     ]
     return ", ".join(parts) or "none"
+
+
+def _calibration_line(evaluation: Evaluation, cell: Cell) -> str:
+    """Return what ECE perfect calibration of the adopted feature would show, in words."""
+    table = headline_table(evaluation, cell)
+    adopted = table.filter(predictor=ADOPTED)
+    shown = (adopted if len(adopted) else table).row(0, named=True)
+    null, high = format_number(shown["ece_null"]), format_number(shown["ece_null_high"])
+    return f"perfect calibration of {shown['name']} would show ECE {null} here, 95 % below {high}"
 
 
 def _only(evaluation: Evaluation) -> Cell:
