@@ -4,33 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 
 from draftlab import provenance
 from draftlab.cells import Cell, acceptance_table, read_cells
+from draftlab.differences import Compare, difference_table
 from draftlab.errors import InputError
 from draftlab.features import LOG_ODDS_LIMIT
 from draftlab.folds import assign_folds
-from draftlab.grading import Rows, grade
+from draftlab.grading import Grade, Orders, grade
 from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
 from draftlab.predictors.baselines import PREDICTORS, Predictor
 from draftlab.refitting import fit_notes, no_coefficients, refit
+from draftlab.rows import Rows, arrange
+from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NUM_FOLDS = 5
-TABLES = ("metrics", "coefficients", "acceptance", "reliability", "exclusions")
+TABLES = ("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions")
 
 _METRICS = (
     *("predictor", "lossless", "fitted", "selected", "view", "scope", "dataset", "position"),
-    *("n", "n_accepted", "n_groups", "n_excluded", "n_clamped", "mean_prediction", "auc"),
-    *("log_loss", "ece", "ece_bins", "ece_debiased", "ece_null", "ece_null_high", "brier"),
+    *("n", "n_accepted", "n_groups", "n_excluded", "n_clamped"),
+    *("mean_prediction", "mean_prediction_low", "mean_prediction_high"),
+    *("auc", "auc_low", "auc_high", "log_loss", "log_loss_low", "log_loss_high"),
+    *("ece", "ece_bins", "ece_debiased", "ece_null", "ece_null_high"),
+    *("brier", "brier_low", "brier_high"),
 )
 _SELECTED = (
     "adaptive verification chose the observed rows: grades do not compare predictors; "
@@ -50,7 +56,12 @@ class Evaluation:
     """One row per predictor, scope, dataset and position: run, pair, drafting, predictor,
     lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_groups,
     n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
-    ece_debiased, ece_null, ece_null_high, brier."""
+    ece_debiased, ece_null, ece_null_high, brier. Mean prediction, AUC, log-loss and Brier with
+    _low and _high, 95 % by group; NaN with fewer than two groups."""
+    differences: pl.DataFrame
+    """One row per pair of predictors, metric, scope and position, graded on the same rows: run,
+    pair, drafting, scope, position, predictor_a, predictor_b, metric, difference (a - b), low,
+    high (95 % by group, paired), distinguishable (the interval leaves 0 out; null: no interval)."""
     coefficients: pl.DataFrame
     """One row per fit and position: run, pair, drafting, predictor, dataset, fold (null: fit on
     all rows; otherwise without the rows of that fold), position, slope, intercept, n (training
@@ -103,12 +114,14 @@ class _Options(NamedTuple):
     chosen: bool
     """The user named the predictors, so they decide on the rows."""
     keep_predictions: bool
+    compare: Compare
 
 
 class _Graded(NamedTuple):
     """One cell: its tables, without the columns that name the cell."""
 
     metrics: pl.DataFrame
+    differences: pl.DataFrame
     coefficients: pl.DataFrame
     acceptance: pl.DataFrame
     reliability: pl.DataFrame
@@ -127,6 +140,7 @@ def evaluate(
     own_slopes: bool = False,
     allow_selected: bool = False,
     keep_predictions: bool = False,
+    compare: Compare = "adopted",
     out: str | Path | None = None,
 ) -> Evaluation:
     """Refit every predictor of conditional acceptance and grade it on held-out rows.
@@ -156,6 +170,9 @@ def evaluate(
         chosen by the live prediction, so its numbers do not compare predictors.
     keep_predictions : bool
         Fill ``predictions``.
+    compare : {"adopted", "all"}
+        Which pairs of predictors ``differences`` holds: `logit_qmax` against every other, or
+        every pair.
     out : path, optional
         Write the result there.
 
@@ -181,7 +198,7 @@ def evaluate(
     """
     asked = _look_up(predictors)
     options = _Options(
-        in_sample, folds, n_bins, own_slopes, predictors is not None, keep_predictions
+        in_sample, folds, n_bins, own_slopes, predictors is not None, keep_predictions, compare
     )
     _check(options)
     opened = _open(log)
@@ -191,6 +208,7 @@ def evaluate(
     graded, failures = _grade_cells(cells, asked, options)
     result = Evaluation(
         metrics=_stack(graded, "metrics"),
+        differences=_stack(graded, "differences"),
         coefficients=_stack(graded, "coefficients"),
         acceptance=_stack(graded, "acceptance"),
         reliability=_stack(graded, "reliability"),
@@ -219,6 +237,9 @@ def _look_up(names: Sequence[str] | None) -> list[Predictor]:
 def _check(options: _Options) -> None:
     if options.folds < 2 and not options.in_sample:
         raise InputError(f"folds must be at least 2, got {options.folds} (or use --in-sample)")
+    if options.compare not in get_args(Compare):
+        known = ", ".join(get_args(Compare))
+        raise InputError(f"unknown compare {options.compare!r}; known: {known}")
     if options.n_bins < 1:
         raise InputError(f"n_bins must be at least 1, got {options.n_bins}")
 
@@ -257,41 +278,59 @@ def _grade_cells(
 def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
     dropped: dict[str, int] = {}
     kept, frame, notes = _select(cell, predictors, options, dropped)
-    frame, rows = _fold(cell, frame, options, dropped, notes)
+    frame, rows, log_order = _fold(cell, frame, options, dropped, notes)
     features, clamped = _compute_features(kept, frame)
-    num_excluded = _count_excluded(cell, rows)
-    metrics, coefficients, reliability, logits = [], [], [], {}
-    for predictor in kept:
+    orders = Orders(rows)
+
+    def work(predictor: Predictor) -> tuple[Grade, list[pl.DataFrame]]:
         feature = features[predictor.name]
         slopes, intercepts, fits = refit(predictor, rows, feature, own_slopes=options.own_slopes)
-        score = grade(rows, feature, slopes, intercepts, options.n_bins)
-        metrics.append(
-            score.table.with_columns(
-                predictor=pl.lit(predictor.name),
-                lossless=pl.lit(predictor.lossless(cell.drafting)),
-                fitted=pl.lit(predictor.fitted),
-                selected=pl.lit(cell.selected),
-                view=pl.lit("conditional"),
-                ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
-                n_excluded=num_excluded,
-                n_clamped=_count(rows, clamped[predictor.name]),
-            ).select(_METRICS)
-        )
-        coefficients += fits
-        reliability.append(
-            score.reliability.select(pl.lit(predictor.name).alias("predictor"), pl.all())
-        )
-        if options.keep_predictions:
-            logits[predictor.name] = score.logit
-    table = pl.concat([no_coefficients(), *coefficients])
+        return grade(rows, feature, slopes, intercepts, options.n_bins, orders), fits
+
+    done = dict(zip([p.name for p in kept], run_threads(work, kept), strict=True))
+    grades = {name: graded for name, (graded, _) in done.items()}
+    table = pl.concat([no_coefficients(), *(fit for _, fits in done.values() for fit in fits)])
+    logits = {name: graded.logit for name, graded in grades.items()}
     return _Graded(
-        metrics=pl.concat(metrics),
+        metrics=_metrics(cell, kept, rows, grades, clamped, options),
+        differences=difference_table(rows, grades, options.compare),
         coefficients=table,
         acceptance=acceptance_table(cell),
-        reliability=pl.concat(reliability),
+        reliability=pl.concat(
+            graded.reliability.select(pl.lit(name).alias("predictor"), pl.all())
+            for name, graded in grades.items()
+        ),
         exclusions=_exclusions(cell, dropped),
-        predictions=_predictions(cell, frame, rows, logits),
+        predictions=_predictions(cell, frame, rows, logits)[log_order]
+        if options.keep_predictions
+        else None,
         notes=notes + fit_notes(table),
+    )
+
+
+def _metrics(
+    cell: Cell,
+    predictors: list[Predictor],
+    rows: Rows,
+    grades: dict[str, Grade],
+    clamped: dict[str, BoolArray],
+    options: _Options,
+) -> pl.DataFrame:
+    num_excluded = _count_excluded(cell, rows)
+    return pl.concat(
+        grades[predictor.name]
+        .table.with_columns(
+            predictor=pl.lit(predictor.name),
+            lossless=pl.lit(predictor.lossless(cell.drafting)),
+            fitted=pl.lit(predictor.fitted),
+            selected=pl.lit(cell.selected),
+            view=pl.lit("conditional"),
+            ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
+            n_excluded=num_excluded,
+            n_clamped=_count(rows, clamped[predictor.name]),
+        )
+        .select(_METRICS)
+        for predictor in predictors
     )
 
 
@@ -340,10 +379,13 @@ def _fold(
     options: _Options,
     dropped: dict[str, int],
     notes: list[str],
-) -> tuple[pl.DataFrame, Rows]:
-    """Assign folds; leave out positions that a fold would have to predict without training."""
+) -> tuple[pl.DataFrame, Rows, IntArray]:
+    """Assign folds; leave out positions that a fold would have to predict without training.
+
+    Returns the rows that are left, in the order of `Rows`, and what puts them into log order.
+    """
     if options.in_sample:
-        return frame, _rows(cell, frame, np.zeros(len(frame), dtype=np.int64), 1)
+        return _rows(cell, frame, np.zeros(len(frame), dtype=np.int64), 1)
     num_prompts = frame["prompt"].n_unique()
     num_folds = min(options.folds, num_prompts)
     if num_folds < 2:
@@ -368,15 +410,17 @@ def _fold(
         )
     frame = frame.filter(keep)
     _refuse_ungradable(cell, frame, ["rows of their position in another fold"])
-    return frame, _rows(cell, frame, fold[keep], num_folds)
+    return _rows(cell, frame, fold[keep], num_folds)
 
 
-def _rows(cell: Cell, frame: pl.DataFrame, fold: IntArray, num_folds: int) -> Rows:
+def _rows(
+    cell: Cell, frame: pl.DataFrame, fold: IntArray, num_folds: int
+) -> tuple[pl.DataFrame, Rows, IntArray]:
     present = cell.present
     run, prompt, dataset, position = (
         frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt", "dataset", "position")
     )
-    return Rows(
+    rows, order = arrange(
         accepted=frame["accepted"].to_numpy(),
         position=position,
         dataset=np.searchsorted(present, dataset),
@@ -386,6 +430,7 @@ def _rows(cell: Cell, frame: pl.DataFrame, fold: IntArray, num_folds: int) -> Ro
         num_positions=cell.num_positions,
         num_folds=num_folds,
     )
+    return frame[order], rows, np.argsort(order)
 
 
 def _compute_features(
@@ -452,9 +497,7 @@ def _exclusions(cell: Cell, dropped: dict[str, int]) -> pl.DataFrame:
 
 def _predictions(
     cell: Cell, frame: pl.DataFrame, rows: Rows, logits: dict[str, FloatArray]
-) -> pl.DataFrame | None:
-    if not logits:
-        return None
+) -> pl.DataFrame:
     runs, datasets, prompts = (
         pl.Series(names, dtype=pl.String)[frame[code]]
         for names, code in (

@@ -1,107 +1,34 @@
 """Grade log-odds against labels in every scope at once: arrays in, one small table out.
 
-Sums are taken once over the rows, per dataset and position, and added up for the wider
-scopes; a predictor costs two sorts, whatever the number of scopes.
+Sums are taken once over the rows, per fold, position, dataset and group, and added up for the
+wider scopes; a predictor costs one sort, whatever the number of scopes. The same sums give
+every interval.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 from scipy.special import expit
 
 from draftlab import metrics
-from draftlab.metrics import BoolArray, FloatArray, IntArray, divide, sum_by
+from draftlab.intervals import bounded, half_width, ratio_influence
+from draftlab.metrics import FloatArray, IntArray, divide, row_wins, sum_by
+from draftlab.rows import Clusters, Rows, Scope, order_of_values
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-@dataclass(frozen=True)
-class Scope:
-    """A way to cut the rows: each (dataset, position) belongs to one entry, or to none."""
-
-    name: str
-    entry_of_cell: IntArray
-    """(D * K,): entry of dataset d and position k at d * K + k; -1 is outside."""
-    datasets: tuple[str | None, ...]
-    """By entry; None is all."""
-    positions: tuple[int | None, ...]
-
-    def __len__(self) -> int:
-        return len(self.datasets)
-
-    @property
-    def single_position(self) -> bool:
-        """Whether no entry mixes positions."""
-        return None not in self.positions
-
-    def total(self, by_cell: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Add up (D * K, ...) sums to (entries, ...)."""
-        inside = self.entry_of_cell >= 0
-        out = np.zeros((len(self), *by_cell.shape[1:]), dtype=by_cell.dtype)
-        np.add.at(out, self.entry_of_cell[inside], by_cell[inside])
-        return out
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Labelled rows that every predictor is graded on; arrays are (n,) int64 unless told."""
-
-    accepted: BoolArray
-    position: IntArray
-    dataset: IntArray
-    """Codes of ``datasets``."""
-    fold: IntArray
-    """Fold in which the row is held out; all 0 in sample."""
-    group: IntArray
-    """Codes of (run, group): the unit of clusters."""
-    datasets: tuple[str, ...]
-    num_positions: int
-    num_folds: int
-
-    @property
-    def num_cells(self) -> int:
-        """Combinations of dataset and position, D * K."""
-        return len(self.datasets) * self.num_positions
-
-    @cached_property
-    def cell(self) -> IntArray:
-        """Dataset and position as one code, d * K + k."""
-        return self.dataset * self.num_positions + self.position
-
-    @cached_property
-    def fold_position(self) -> IntArray:
-        """Fold and position as one code, f * K + k."""
-        return self.fold * self.num_positions + self.position
-
-    @cached_property
-    def scopes(self) -> tuple[Scope, ...]:
-        """The five scopes of the contract."""
-        return make_scopes(self.datasets, self.num_positions)
-
-    @cached_property
-    def counts(self) -> IntArray:
-        """(D * K, F, 2): rejected and accepted rows of each cell and fold."""
-        code = (self.cell * self.num_folds + self.fold) * 2 + self.accepted
-        flat = np.bincount(code, minlength=self.num_cells * self.num_folds * 2)
-        return flat.reshape(self.num_cells, self.num_folds, 2)
-
-    @cached_property
-    def training(self) -> tuple[IntArray, ...]:
-        """Rows to learn from, for each fold: those outside it, or all rows in sample."""
-        if self.num_folds == 1:
-            return (np.arange(len(self.fold)),)
-        return tuple(np.flatnonzero(self.fold != fold) for fold in range(self.num_folds))
-
-    @cached_property
-    def num_groups(self) -> dict[str, IntArray]:
-        """Distinct groups of each entry, by scope."""
-        groups, cells = np.divmod(
-            np.unique(self.group * self.num_cells + self.cell), self.num_cells
-        )
-        return {scope.name: _count_groups(scope, groups, cells) for scope in self.scopes}
+SCORES = ("auc", "log_loss", "brier", "mean_prediction")
+"""Metrics that have an interval, in the order of `Grade.influence`."""
+_LIMITS = {
+    "auc": (0.0, 1.0),
+    "log_loss": (0.0, np.inf),
+    "brier": (0.0, 1.0),
+    "mean_prediction": (0.0, 1.0),
+}
 
 
 class Grade(NamedTuple):
@@ -109,51 +36,59 @@ class Grade(NamedTuple):
 
     table: pl.DataFrame
     """One row per scope and entry: scope, dataset, position, n, n_accepted, n_groups,
-    mean_prediction, auc, log_loss, ece, ece_debiased, ece_null, ece_null_high, brier."""
+    mean_prediction, auc, log_loss, ece, ece_debiased, ece_null, ece_null_high, brier, and
+    _low and _high of `SCORES`."""
     reliability: pl.DataFrame
     """One row per bin over all rows: bin, low, high, n, n_accepted, mean_prediction, rate."""
     logit: FloatArray
     """(n,): the log-odds that were graded."""
+    influence: dict[str, FloatArray]
+    """By scope, (4, clusters): what each group adds to each of `SCORES`, to first order."""
 
 
 class _Sums(NamedTuple):
-    """Sums over rows by cell (D * K,), the first four also by bin (D * K, n_bins)."""
+    """Sums over rows: by cell and bin (D * K, n_bins), the last three by unit (U,)."""
 
     n: IntArray
     accepted: IntArray
     predicted: FloatArray
     variance: FloatArray
-    loss: FloatArray
-    squares: FloatArray
+    unit_loss: FloatArray
+    unit_squares: FloatArray
+    unit_predicted: FloatArray
 
 
-def make_scopes(datasets: tuple[str, ...], num_positions: int) -> tuple[Scope, ...]:
-    """Return overall, without_first, position, dataset and dataset_position.
+class Orders:
+    """Rows of each fold and position sorted by a feature, remembered for its monotone kin.
 
-    Examples
-    --------
-    >>> [(scope.name, len(scope)) for scope in make_scopes(("a", "b"), 3)]
-    [('overall', 1), ('without_first', 1), ('position', 3), ('dataset', 2), ('dataset_position', 6)]
+    log qmax, log-odds and loglog of one column share an order: to see that values rise along a
+    known order is far cheaper than to sort them.
     """
-    names, K = datasets, num_positions
-    dataset, position = np.divmod(np.arange(len(names) * K), K)
-    each = tuple(range(K))
-    return (
-        Scope("overall", np.zeros_like(dataset), (None,), (None,)),
-        Scope("without_first", np.where(position > 0, 0, -1), (None,), (None,)),
-        Scope("position", position, (None,) * K, each),
-        Scope("dataset", dataset, names, (None,) * len(names)),
-        Scope(
-            "dataset_position",
-            dataset * K + position,
-            tuple(name for name in names for _ in each),
-            each * len(names),
-        ),
-    )
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._known: list[list[list[IntArray]]] = []
+
+    def of(self, feature: FloatArray) -> list[list[IntArray]]:
+        """Return, for each fold and position, the rows in rising order of the feature."""
+        for orders in tuple(self._known):
+            if all(_rises(feature, order) for fold in orders for order in fold):
+                return orders
+        orders = [
+            [part.start + order_of_values(feature[part]) for part in parts]
+            for parts in self._rows.fold_position_slices
+        ]
+        self._known.append(orders)
+        return orders
 
 
 def grade(
-    rows: Rows, feature: FloatArray, slopes: FloatArray, intercepts: FloatArray, n_bins: int
+    rows: Rows,
+    feature: FloatArray,
+    slopes: FloatArray,
+    intercepts: FloatArray,
+    n_bins: int,
+    orders: Orders | None = None,
 ) -> Grade:
     """Grade log-odds w f + b, with the coefficients of each row's fold and position.
 
@@ -165,6 +100,8 @@ def grade(
         Learned without the rows of fold f, or in sample with F = 1.
     n_bins : int
         Equal-width bins of ECE.
+    orders : Orders, optional
+        To share sorts between predictors.
 
     Returns
     -------
@@ -172,25 +109,36 @@ def grade(
         AUC is the mean over folds of the AUC within a fold, weighted by its pairs: scores of
         different fits have no common order. The other numbers pool all rows.
     """
-    slope, intercept = slopes.ravel(), intercepts.ravel()
-    logit = slope[rows.fold_position] * feature + intercept[rows.fold_position]
-    sums = _sum_cells(rows, logit, n_bins)
-    by_logit, by_feature = np.argsort(logit), np.argsort(feature)
-    tables = []
+    logit = _log_odds(rows, feature, slopes, intercepts)
+    sums = _sum_rows(rows, logit, n_bins)
+    by_feature = (orders or Orders(rows)).of(feature)
+    by_logit = _merge(logit, by_feature, slopes)
+    tables, influences = [], {}
     for scope in rows.scopes:
         if scope.single_position:
             # Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that
             # order where w f + b rounds distinct features to one number, so that monotone
             # features agree exactly.
-            wins = _scope_wins(rows, scope, feature, by_feature)
-            wins = _turn(wins, rows, scope, slopes)
+            order = [np.concatenate(parts) for parts in by_feature]
+            wins = _turn(rows, scope, _unit_wins(rows, scope, feature, order), slopes)
         else:
-            wins = _scope_wins(rows, scope, logit, by_logit)
-        tables.append(_scope_table(rows, scope, sums, wins))
-    return Grade(pl.concat(tables), _reliability(sums, n_bins), logit)
+            wins = _unit_wins(rows, scope, logit, by_logit)
+        table, influences[scope.name] = _scope_table(rows, scope, sums, wins)
+        tables.append(table)
+    return Grade(pl.concat(tables), _reliability(sums, n_bins), logit, influences)
 
 
-def _sum_cells(rows: Rows, logit: FloatArray, n_bins: int) -> _Sums:
+def _log_odds(
+    rows: Rows, feature: FloatArray, slopes: FloatArray, intercepts: FloatArray
+) -> FloatArray:
+    logit = np.empty(len(feature))
+    for fold, parts in enumerate(rows.fold_position_slices):
+        for position, part in enumerate(parts):
+            logit[part] = slopes[fold, position] * feature[part] + intercepts[fold, position]
+    return logit
+
+
+def _sum_rows(rows: Rows, logit: FloatArray, n_bins: int) -> _Sums:
     prob: FloatArray = expit(logit)
     code = rows.cell * n_bins + metrics.bin_index(prob, metrics.bin_edges(n_bins))
     shape = (rows.num_cells, n_bins)
@@ -200,57 +148,127 @@ def _sum_cells(rows: Rows, logit: FloatArray, n_bins: int) -> _Sums:
         accepted=np.bincount(code[rows.accepted], minlength=size).reshape(shape),
         predicted=sum_by(code, prob, size).reshape(shape),
         variance=sum_by(code, prob * (1 - prob), size).reshape(shape),
-        loss=sum_by(rows.cell, metrics.row_log_loss(rows.accepted, logit), rows.num_cells),
-        squares=sum_by(rows.cell, (prob - rows.accepted) ** 2, rows.num_cells),
+        unit_loss=rows.sum_units(metrics.row_log_loss(rows.accepted, logit)),
+        unit_squares=rows.sum_units((prob - rows.accepted) ** 2),
+        unit_predicted=rows.sum_units(prob),
     )
 
 
-def _scope_wins(rows: Rows, scope: Scope, score: FloatArray, order: IntArray) -> IntArray:
-    """Return twice the rightly ordered pairs, (entries, F)."""
-    entry = scope.entry_of_cell[rows.cell]
-    if scope.entry_of_cell.min() < 0:
-        order = order[entry[order] >= 0]
-    size = len(scope) * rows.num_folds
-    small = np.int16 if size < np.iinfo(np.int16).max else np.int32
-    code = (entry * rows.num_folds + rows.fold).astype(small)
-    wins = metrics.count_wins(rows.accepted, score, code, size, order)
-    return wins.reshape(len(scope), rows.num_folds)
+def _rises(feature: FloatArray, order: IntArray) -> bool:
+    """Whether the values rise along an order; a look at the first rows mostly suffices."""
+    for part in (order[:1000], order):
+        values = feature[part]
+        if np.any(values[1:] < values[:-1]):
+            return False
+    return True
 
 
-def _turn(wins: IntArray, rows: Rows, scope: Scope, slopes: FloatArray) -> IntArray:
+def _merge(
+    logit: FloatArray, by_feature: list[list[IntArray]], slopes: FloatArray
+) -> list[IntArray]:
+    """Return the rows of each fold in rising order of log-odds.
+
+    Within a position the order of the feature is known: a stable sort merges its rising runs.
+    """
+    merged = []
+    for fold, parts in enumerate(by_feature):
+        runs = [
+            order[::-1] if slopes[fold, position] < 0 else order
+            for position, order in enumerate(parts)
+        ]
+        joined = np.concatenate(runs)
+        merged.append(joined[np.argsort(logit[joined], kind="stable")])
+    return merged
+
+
+def _unit_wins(rows: Rows, scope: Scope, score: FloatArray, orders: Sequence[IntArray]) -> IntArray:
+    """Return twice the pairs that the rows of each unit win, (units inside the scope,)."""
+    wins = np.zeros(len(rows.fold), dtype=np.int64)
+    small: type[np.signedinteger[Any]] = np.int16
+    if len(scope) > np.iinfo(np.int16).max:
+        small = np.int32
+    for order in orders:
+        entry: IntArray = scope.entry_of_cell[rows.cell[order]].astype(small)
+        ranked, entry = order[entry >= 0], entry[entry >= 0]
+        if np.any(entry[1:] < entry[:-1]):
+            # a radix sort of small integers, which keeps the order of the scores
+            regrouped = np.argsort(entry, kind="stable")
+            ranked, entry = ranked[regrouped], entry[regrouped]
+        first = np.ones(len(ranked), dtype=np.bool_)
+        first[1:] = entry[1:] != entry[:-1]
+        wins[ranked] = row_wins(rows.accepted[ranked], score[ranked], first)
+    by_unit = rows.sum_units(wins)
+    return np.asarray(by_unit[rows.clusters[scope.name].inside])
+
+
+def _turn(rows: Rows, scope: Scope, wins: IntArray, slopes: FloatArray) -> IntArray:
     """Turn wins of the feature into wins of w f: reversed if w < 0, all ties if w = 0."""
-    pairs = _pairs(rows, scope)
-    slope = slopes[:, np.array(scope.positions, dtype=np.int64)].T
-    return np.select([slope > 0, slope < 0], [wins, 2 * pairs - wins], pairs)
+    clusters = rows.clusters[scope.name]
+    units = rows.units
+    slope = slopes[units.fold[clusters.inside], units.position[clusters.inside]]
+    chances = clusters.chances
+    return np.select([slope > 0, slope < 0], [wins, chances - wins], chances // 2)
 
 
-def _pairs(rows: Rows, scope: Scope) -> IntArray:
-    """Return (accepted, rejected) pairs, (entries, F)."""
-    counts = scope.total(rows.counts)
-    return np.asarray(counts[..., 0] * counts[..., 1])
-
-
-def _scope_table(rows: Rows, scope: Scope, sums: _Sums, wins: IntArray) -> pl.DataFrame:
-    total = _Sums(*(scope.total(by_cell) for by_cell in sums))
-    n, accepted = total.n.sum(axis=1), total.accepted.sum(axis=1)
-    null, null_high = metrics.ece_null_of_bins(total.n, total.variance)
+def _scope_table(
+    rows: Rows, scope: Scope, sums: _Sums, wins: IntArray
+) -> tuple[pl.DataFrame, FloatArray]:
+    n, accepted, predicted, variance = (scope.total(by_cell) for by_cell in sums[:4])
+    clusters = rows.clusters[scope.name]
+    size = clusters.total(rows.units.n[clusters.inside])
+    above = {
+        "log_loss": sums.unit_loss,
+        "brier": sums.unit_squares,
+        "mean_prediction": sums.unit_predicted,
+    }
+    ratios = {
+        name: ratio_influence(
+            clusters.total(by_unit[clusters.inside]), size, clusters.entry, len(scope)
+        )
+        for name, by_unit in above.items()
+    }
+    ratios["auc"] = _auc(clusters, clusters.total(wins), len(scope), rows.num_folds)
+    null, null_high = metrics.ece_null_of_bins(n, variance)
     columns: dict[str, Any] = {
         "scope": [scope.name] * len(scope),
         "dataset": pl.Series(scope.datasets, dtype=pl.String),
         "position": pl.Series(scope.positions, dtype=pl.Int16),
-        "n": n,
-        "n_accepted": accepted,
-        "n_groups": rows.num_groups[scope.name],
-        "mean_prediction": divide(total.predicted.sum(axis=1), n),
-        "auc": divide(wins.sum(axis=1), 2 * _pairs(rows, scope).sum(axis=1)),
-        "log_loss": divide(total.loss, n),
-        "ece": metrics.ece_of_bins(total.n, total.accepted, total.predicted),
-        "ece_debiased": metrics.ece_debiased_of_bins(total.n, total.accepted, total.predicted),
+        "n": n.sum(axis=1),
+        "n_accepted": accepted.sum(axis=1),
+        "n_groups": np.bincount(clusters.entry, minlength=len(scope)),
+        "ece": metrics.ece_of_bins(n, accepted, predicted),
+        "ece_debiased": metrics.ece_debiased_of_bins(n, accepted, predicted),
         "ece_null": null,
         "ece_null_high": null_high,
-        "brier": divide(total.squares, n),
     }
-    return pl.DataFrame(columns)
+    for name in SCORES:
+        estimate, of_group = ratios[name]
+        half = half_width(of_group, clusters.entry, len(scope), strata_of(name, clusters))
+        columns[name] = estimate
+        columns[f"{name}_low"], columns[f"{name}_high"] = bounded(estimate, half, _LIMITS[name])
+    return pl.DataFrame(columns), np.stack([ratios[name][1] for name in SCORES])
+
+
+def strata_of(name: str, clusters: Clusters) -> IntArray | int:
+    """Return the strata that the influence on a metric is centred in: folds, for AUC."""
+    return clusters.strata if name == "auc" else 1
+
+
+def _auc(
+    clusters: Clusters, wins: IntArray, num_entries: int, num_folds: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return the AUC of each entry and the influence of each cluster, within its fold.
+
+    Pairs are made within folds: that one fold scored better than another is no difference
+    between its groups.
+    """
+    chances = clusters.total(clusters.chances)
+    auc, _ = ratio_influence(wins, chances, clusters.entry, num_entries)
+    stratum = clusters.entry * num_folds + clusters.fold
+    of_fold, _ = ratio_influence(wins, chances, stratum, num_entries * num_folds)
+    gap = wins - np.nan_to_num(of_fold)[stratum] * chances
+    pairs = sum_by(clusters.entry, chances.astype(np.float64), num_entries)[clusters.entry]
+    return auc, 2 * divide(gap, pairs)  # twice: a pair is seen from both of its ends
 
 
 def _reliability(sums: _Sums, n_bins: int) -> pl.DataFrame:
@@ -269,10 +287,3 @@ def _reliability(sums: _Sums, n_bins: int) -> pl.DataFrame:
             "rate": divide(accepted, n),
         }
     )
-
-
-def _count_groups(scope: Scope, groups: IntArray, cells: IntArray) -> IntArray:
-    entry = scope.entry_of_cell[cells]
-    inside = entry >= 0
-    distinct = np.unique(groups[inside] * len(scope) + entry[inside])
-    return np.bincount(distinct % len(scope), minlength=len(scope))

@@ -78,68 +78,62 @@ def auc(y: npt.ArrayLike, score: npt.ArrayLike) -> float:
     >>> auc([True, False, True, False], [3.0, 1.0, 2.0, 2.0])
     0.875
     """
-    label, values = _check(y, score, "score")
+    label, values = check_rows(y, score, "score")
     num_accepted = int(np.count_nonzero(label))
     pairs = num_accepted * (len(label) - num_accepted)
     if pairs == 0:
         return float("nan")
-    group = np.zeros(len(label), dtype=np.int16)
-    (twice,) = count_wins(label, values, group, 1, np.argsort(values))
+    order = np.argsort(values)
+    first = np.zeros(len(label), dtype=np.bool_)
+    first[0] = True
+    ranked = label[order]
+    twice = row_wins(ranked, values[order], first)[ranked].sum()
     return int(twice) / (2 * pairs)
 
 
-def count_wins(
-    y: BoolArray,
-    score: FloatArray,
-    group: np.ndarray[Any, Any],
-    num_groups: int,
-    order: IntArray,
-) -> IntArray:
-    """Count, within each group, twice the (accepted, rejected) pairs in the right order.
+def row_wins(y: BoolArray, score: FloatArray, first: BoolArray) -> IntArray:
+    """Count, for each row, twice the pairs with the other class that it is ordered rightly in.
 
-    Twice, so that the half credit of a tie stays an integer. ``AUC = wins / (2 pairs)``, and
-    wins and pairs of folds or shards add up.
+    An accepted row wins over the rejected rows below it, a rejected one over the accepted rows
+    above. Twice, so that the half credit of a tie stays an integer: wins of rows, folds and
+    shards add up exactly. The accepted rows of a group alone count each of its pairs once.
 
     Parameters
     ----------
     y : (n,) bool
     score : (n,) float64
-    group : (n,) int16
-        In [0, num_groups); small integers are regrouped by a radix sort.
-    num_groups : int
-    order : (m,) int64
-        Rows to count, sorted by score; sorting once serves several groupings.
+        Not falling within a group.
+    first : (n,) bool
+        Where a group starts; True at 0. Pairs are counted within groups.
 
     Returns
     -------
-    (num_groups,) int64
+    (n,) int64
 
     Examples
     --------
-    >>> y = np.array([True, False, True, False])
-    >>> score = np.array([1.0, 0.0, 5.0, 5.0])
-    >>> group = np.array([0, 0, 1, 1], dtype=np.int16)
-    >>> count_wins(y, score, group, 2, np.argsort(score)).tolist()
-    [2, 1]
+    >>> y = np.array([False, True, True, False])
+    >>> first = np.array([True, False, True, False])
+    >>> row_wins(y, np.array([0.0, 1.0, 5.0, 5.0]), first).tolist()
+    [2, 2, 1, 1]
     """
-    wins = np.zeros(num_groups, dtype=np.int64)
-    if len(order) == 0:
-        return wins
-    if num_groups > 1:
-        order = order[np.argsort(group[order], kind="stable")]
-    ranked, members, label = score[order], group[order], y[order]
-    new_group = np.concatenate(([True], members[1:] != members[:-1]))
-    starts = np.flatnonzero(new_group | np.concatenate(([True], ranked[1:] != ranked[:-1])))
-    # one tie block = rows of one group with one score
-    size = np.diff(starts, append=len(order))
-    accepted = np.add.reduceat(label, starts, dtype=np.int64)
+    if len(y) == 0:
+        return np.zeros(0, dtype=np.int64)
+    new_block = first.copy()
+    new_block[1:] |= score[1:] != score[:-1]
+    starts = np.flatnonzero(new_block)  # one tie block: rows of one group with one score
+    size = np.diff(starts, append=len(y))
+    accepted = np.add.reduceat(y, starts, dtype=np.int64)
     rejected = size - accepted
+    leads = np.flatnonzero(first[starts])
+    blocks = np.diff(leads, append=len(starts))
     before = np.cumsum(rejected) - rejected
-    first = new_group[starts]
-    before -= before[first][np.cumsum(first) - 1]
-    blocks = accepted * (2 * before + rejected)
-    wins[members[starts][first]] = np.add.reduceat(blocks, np.flatnonzero(first))
-    return wins
+    before -= np.repeat(before[leads], blocks)
+    until = np.cumsum(accepted)
+    until -= np.repeat((until - accepted)[leads], blocks)
+    after = np.repeat(np.add.reduceat(accepted, leads), blocks) - until
+    of_accepted, of_rejected = 2 * before + rejected, 2 * after + accepted
+    return np.where(y, np.repeat(of_accepted, size), np.repeat(of_rejected, size))
 
 
 def log_loss(y: npt.ArrayLike, logit: npt.ArrayLike) -> float:
@@ -169,7 +163,7 @@ def log_loss(y: npt.ArrayLike, logit: npt.ArrayLike) -> float:
     >>> log_loss([False, True], [40.0, -800.0])
     420.0
     """
-    label, values = _check(y, logit, "logit")
+    label, values = check_rows(y, logit, "logit")
     return _mean(row_log_loss(label, values))
 
 
@@ -456,7 +450,8 @@ def _bin(
     return edges, n, accepted, predicted, variance
 
 
-def _check(y: npt.ArrayLike, values: npt.ArrayLike, name: str) -> tuple[BoolArray, FloatArray]:
+def check_rows(y: npt.ArrayLike, values: npt.ArrayLike, name: str) -> tuple[BoolArray, FloatArray]:
+    """Return labels as bool and values as float64, or say what is wrong with them."""
     label = np.asarray(y)
     numbers = np.asarray(values, dtype=np.float64)
     if label.ndim != 1 or label.shape != numbers.shape:
@@ -474,7 +469,7 @@ def _check(y: npt.ArrayLike, values: npt.ArrayLike, name: str) -> tuple[BoolArra
 
 
 def _check_prob(y: npt.ArrayLike, prob: npt.ArrayLike) -> tuple[BoolArray, FloatArray]:
-    label, values = _check(y, prob, "prob")
+    label, values = check_rows(y, prob, "prob")
     outside = values[(values < 0) | (values > 1)]
     if len(outside):
         raise ValueError(

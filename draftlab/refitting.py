@@ -10,9 +10,9 @@ import polars as pl
 from draftlab.predictors.logistic import FALLBACK_RIDGE, Fit, fit_logistic, fit_own_slopes
 
 if TYPE_CHECKING:
-    from draftlab.grading import Rows
     from draftlab.metrics import FloatArray, IntArray
     from draftlab.predictors.baselines import Fitter, Predictor
+    from draftlab.rows import Rows
 
 _SCHEMA = {
     "predictor": pl.String,
@@ -71,7 +71,7 @@ def refit(
             tables.append(_table(predictor.name, dataset, None, fit(index, part)))
     fits = [full]
     if rows.num_folds > 1:
-        fits = [fit(index, part) for index in rows.training]
+        fits = [fit(np.flatnonzero(rows.fold != f), part) for f in range(rows.num_folds)]
         tables += [_table(predictor.name, None, fold, one) for fold, one in enumerate(fits)]
     return np.stack([f.slopes for f in fits]), np.stack([f.intercepts for f in fits]), tables
 

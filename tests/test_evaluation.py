@@ -16,6 +16,7 @@ from draftlab import metrics
 from draftlab.errors import InputError
 from draftlab.evaluation import TABLES, Evaluation, evaluate
 from draftlab.folds import assign_folds
+from draftlab.intervals import auc_interval, mean_interval
 from draftlab.schema import Excluded
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
@@ -187,6 +188,60 @@ def test_cross_fitted_auc_is_the_weighted_mean_within_folds(crossed: Evaluation)
         assert row["auc"] == pytest.approx(total / weight, abs=EXACT)
         y, logit = (crossed.predictions[column].to_numpy() for column in ("accepted", name))
         assert row["log_loss"] == pytest.approx(metrics.log_loss(y, logit), abs=EXACT)
+
+
+def test_intervals_are_on_by_default_and_hold_their_estimate(crossed: Evaluation) -> None:
+    table = crossed.metrics.filter(pl.col("scope") != "dataset_position")
+    for name in ("auc", "log_loss", "brier", "mean_prediction"):
+        low, value, high = (table[c].to_numpy() for c in (f"{name}_low", name, f"{name}_high"))
+        assert (low <= value).all()
+        assert (value <= high).all()
+    row = only(crossed, "logit_qmax")
+    assert 0.01 < row["auc_high"] - row["auc_low"] < 0.05
+
+
+def test_in_sample_intervals_are_those_of_the_plain_functions(run: Path) -> None:
+    result = evaluate(run, in_sample=True, keep_predictions=True)
+    assert result.predictions is not None
+    deep = result.predictions.filter(pl.col("position") > 0)
+    y, logit, group = (deep[c].to_numpy() for c in ("accepted", "entropy", "group"))
+    row = only(result, "entropy", "without_first")
+    for name, interval in (
+        ("auc", auc_interval(y, logit, group)),
+        ("brier", mean_interval((expit(logit) - y) ** 2, group)),
+    ):
+        found = (row[name], row[f"{name}_low"], row[f"{name}_high"])
+        assert found == pytest.approx(interval, abs=EXACT)
+
+
+def test_differences_are_paired_and_agree_with_the_metrics(crossed: Evaluation) -> None:
+    table = crossed.differences
+    assert table["predictor_a"].unique().to_list() == ["logit_qmax"]
+    assert table["predictor_b"].n_unique() == crossed.metrics["predictor"].n_unique() - 1
+    for row in table.filter(pl.col("scope") == "overall").rows(named=True):
+        a, b = (only(crossed, row[p])[row["metric"]] for p in ("predictor_a", "predictor_b"))
+        assert row["difference"] == a - b
+        assert (row["distinguishable"] is None) == (row["metric"] == "ece")
+    # a monotone function ranks alike within a position: no difference, and none is claimed
+    alike = table.filter(scope="position", predictor_b="qmax", metric="auc")
+    assert alike.select("difference", "low", "high").unique().row(0) == (0.0, 0.0, 0.0)
+    assert not alike["distinguishable"].any()
+    clear = table.filter(scope="overall", predictor_b="overlap", metric="log_loss").row(
+        0, named=True
+    )
+    unpaired = only(crossed, "logit_qmax")
+    assert clear["high"] - clear["low"] < unpaired["log_loss_high"] - unpaired["log_loss_low"]
+
+
+def test_any_two_predictors_can_be_compared(run: Path) -> None:
+    names = ["entropy", "qmax", "constant"]
+    table = evaluate(run, predictors=names, compare="all").differences
+    pairs = table.select("predictor_a", "predictor_b").unique(maintain_order=True).rows()
+    assert pairs == [("entropy", "qmax"), ("entropy", "constant"), ("qmax", "constant")]
+    first = evaluate(run, predictors=names).differences["predictor_a"].unique().to_list()
+    assert first == ["entropy"]
+    with pytest.raises(InputError, match="unknown compare 'some'; known: adopted, all"):
+        evaluate(run, compare="some")  # type: ignore[arg-type]
 
 
 def test_reliability_is_the_overall_ece(crossed: Evaluation) -> None:

@@ -73,16 +73,19 @@ def test_auc_ranks_infinite_scores() -> None:
 
 
 @given(labelled(), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_wins_by_group_are_those_of_each_group_alone(
+def test_wins_of_a_row_are_its_pairs_within_its_group(
     rows: Arrays, groups: int, random: Any
 ) -> None:
     y, score = rows
-    group = np.array([random.randrange(groups) for _ in y], dtype=np.int16)
-    wins = metrics.count_wins(y, score, group, groups, np.argsort(score))
-    for g in range(groups):
-        inside = group == g
-        difference = score[inside & y][:, None] - score[inside & ~y][None, :]
-        assert wins[g] == 2 * (difference > 0).sum() + (difference == 0).sum()
+    group = np.array([random.randrange(groups) for _ in y])
+    order = np.lexsort((score, group))
+    first = np.concatenate(([True], np.diff(group[order]) > 0))
+    wins = np.empty(len(y), dtype=np.int64)
+    wins[order] = metrics.row_wins(y[order], score[order], first)
+    for row in range(len(y)):
+        others = score[(group == group[row]) & (y != y[row])]
+        ahead = score[row] > others if y[row] else score[row] < others
+        assert wins[row] == 2 * ahead.sum() + (score[row] == others).sum()
 
 
 # --- log-loss and Brier
