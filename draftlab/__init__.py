@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftlab.evaluation import evaluate
     from draftlab.log.reader import open_log
+    from draftlab.replaying import replay
     from draftlab.reporting.render import report
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "open_log", "report"]
+__all__ = ["__version__", "evaluate", "open_log", "replay", "report"]
 
 _PUBLIC = {
     "evaluate": "draftlab.evaluation",
     "open_log": "draftlab.log.reader",
+    "replay": "draftlab.replaying",
     "report": "draftlab.reporting.render",
 }
 

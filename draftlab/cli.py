@@ -15,8 +15,11 @@ from draftlab.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
     from draftlab.engine.collect import Progress, Settings
     from draftlab.log.reader import DraftLog
+    from draftlab.replaying import Settings as ReplaySettings
 
 app = typer.Typer(
     name="draftlab",
@@ -192,12 +195,157 @@ def evaluate(
     if json_out:
         _print_json(result.to_dict())
     elif not quiet:
-        from rich.console import Console
-
         from draftlab.reporting.tables import print_evaluation
 
-        print_evaluation(result, Console())
+        print_evaluation(result, _console())
     _exit_on_loss(opened)
+
+
+@app.command()
+def replay(
+    log: Logs,
+    out: Out = None,
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Estimator by name, repeatable. [default: five]")
+    ] = None,
+    feature: Annotated[str, typer.Option(help="Column that the estimators read.")] = "logit_qmax",
+    refit_interval: Annotated[int, typer.Option(help="Engine steps between refits.")] = 100,
+    damping: Annotated[float, typer.Option(help="A step is scaled by n / (n + damping).")] = 50.0,
+    ridge: Annotated[float, typer.Option(help="Added to the matrix, not the gradient.")] = 0.001,
+    start_slope: Annotated[float, typer.Option(help="Slope to begin with.")] = 0.5,
+    start_intercept: Annotated[float, typer.Option(help="Intercepts to begin with.")] = -0.2,
+    float32: Annotated[
+        bool, typer.Option("--float32", help="Quantise the feature as vLLM stores it.")
+    ] = False,
+    excluded: Annotated[
+        bool | None,
+        typer.Option(
+            "--excluded/--eligible-only",
+            help="Learn from rows that are not eligible. [default: vLLM's rule does]",
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(help="Engine steps in a window of the metrics.")] = 100,
+    offline: Annotated[
+        bool, typer.Option("--offline/--no-offline", help="Compare with the offline fit.")
+    ] = True,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Begin from the run's start state.")
+    ] = True,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="Constants to sweep, 'refit-interval=25,50', repeatable."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes of a sweep.")] = 2,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="Drift experiment, 'copying@300 > fiction=3+chat=1@300'."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Times that the scenario is repeated.")] = 1,
+    proposals_per_step: Annotated[int, typer.Option(help="Batch of a scenario.")] = 64,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Run vLLM's online estimator and its rivals over a log, as the engine would have."""
+    from draftlab.log.reader import open_log
+    from draftlab.online.vllm import Constants
+    from draftlab.online.rivals import DEFAULT_ESTIMATORS
+    from draftlab.replaying import Settings
+
+    opened = open_log(*log, strict=strict)
+    settings = Settings(
+        estimators=tuple(estimator or DEFAULT_ESTIMATORS),
+        feature=feature,
+        constants=Constants(refit_interval, damping, ridge, start_slope, start_intercept),
+        float32=float32,
+        excluded=excluded,
+        offline=offline,
+        snapshot=snapshot,
+        window=window,
+    )
+    if sweep:
+        _sweep(log, sweep, settings, processes, out=out, json_out=json_out, quiet=quiet)
+    elif scenario is not None:
+        experiment = (scenario, repeat, proposals_per_step)
+        _drift(opened, experiment, settings, out=out, json_out=json_out, quiet=quiet)
+    else:
+        _replay(opened, settings, out=out, json_out=json_out, quiet=quiet)
+    _exit_on_loss(opened)
+
+
+def _replay(
+    log: DraftLog, settings: ReplaySettings, *, out: Path | None, json_out: bool, quiet: bool
+) -> None:
+    from draftlab.replaying import replay as run
+    from draftlab.reporting.replays import print_replay
+
+    result = run(log, settings=settings, out=out)
+    if json_out:
+        _print_json(result.to_dict())
+    elif not quiet:
+        print_replay(result, _console())
+
+
+def _sweep(
+    log: list[str],
+    grid: list[str],
+    settings: ReplaySettings,
+    processes: int,
+    *,
+    out: Path | None,
+    json_out: bool,
+    quiet: bool,
+) -> None:
+    from draftlab.log.files import replace_file
+    from draftlab.reporting.replays import print_table
+    from draftlab.sweeping import parse_grid
+    from draftlab.sweeping import sweep as run
+
+    constants = parse_grid(grid)
+    with _progress("sweeping", None, quiet=quiet or json_out) as advance:
+        table = run(
+            log,
+            constants,
+            estimator=settings.estimators[0],
+            settings=settings,
+            processes=processes,
+            on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
+        )
+    if out is not None:
+        replace_file(out / "replay" / "sweep.parquet", table.write_parquet)
+    if json_out:
+        _print_json({"command": "replay", "sweep": table.to_dicts()})
+    elif not quiet:
+        print_table(table.drop("run", "pair", "drafting", "estimator"), _console())
+
+
+def _drift(
+    log: DraftLog,
+    experiment: tuple[str, int, int],
+    settings: ReplaySettings,
+    *,
+    out: Path | None,
+    json_out: bool,
+    quiet: bool,
+) -> None:
+    from dataclasses import replace
+
+    from draftlab.drifting import drift, parse_scenario
+    from draftlab.reporting.replays import print_table
+
+    text, repeat, proposals_per_step = experiment
+    result = drift(
+        log,
+        parse_scenario(text, repeat=repeat),
+        settings=replace(settings, window=min(settings.window, 10)),
+        proposals_per_step=proposals_per_step,
+        out=out,
+    )
+    table = result.recovery.drop("run", "pair", "drafting")
+    if json_out:
+        _print_json({"command": "replay", "recovery": table.to_dicts()})
+    elif not quiet:
+        print_table(table, _console())
 
 
 @app.command()
@@ -237,11 +385,9 @@ def demo(
     log = open_log(folder)
     result = run_evaluate(log, out=out)
     if not quiet:
-        from rich.console import Console
-
         from draftlab.reporting.tables import print_evaluation
 
-        print_evaluation(result, Console())
+        print_evaluation(result, _console())
     index = run_report(log, out, evaluation=result)
     _say(f"log     {folder}\nreport  {index}", quiet=quiet)
 
@@ -311,6 +457,14 @@ def _progress(title: str, total: int | None, *, quiet: bool) -> Iterator[Any]:
             bar.update(task, completed=completed, description=f"{title}: {description}")
 
         yield advance
+
+
+def _console() -> Console:
+    """Return a console that is wide enough for our tables where there is no terminal."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 120))
 
 
 def _say(text: str, *, quiet: bool) -> None:

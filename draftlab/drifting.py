@@ -1,0 +1,285 @@
+"""Drift experiments: a log's proposals in another order, to see how estimators follow a change."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from draftlab import provenance
+from draftlab.errors import InputError
+from draftlab.log.files import replace_file, write_json
+from draftlab.log.reader import DraftLog, open_log
+from draftlab.online.replay_rows import Source
+from draftlab.replaying import (
+    OFFLINE,
+    RunReplay,
+    Settings,
+    check_settings,
+    features_of,
+    replay_source,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from draftlab.log.reader import Run
+
+RECOVERED = 0.01
+"""Recovered: a window's log-loss is within so many nats of the offline fit to the same traffic."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Traffic of one mix for a number of engine steps."""
+
+    mix: tuple[tuple[str, float], ...]
+    """Workloads with their weights."""
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The mix as written in a scenario."""
+        parts = (w if weight == 1 else f"{w}={weight:g}" for w, weight in self.mix)
+        return "+".join(parts)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Tidy results of `drift`."""
+
+    recovery: pl.DataFrame
+    """One row per estimator and switch: run, estimator, switch_step, before, after,
+    recovery_steps (until a window is within 0.01 nats of the offline fit to the new traffic; null:
+    not before the next switch), cost_nats (excess log-loss summed over the drafts until then),
+    log_loss and ece of the segment, offline_log_loss, overshoots in the segment."""
+    replay: RunReplay
+    """The replay of the whole scenario; its regret is against one fit to all of it."""
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/replay-drift/*.parquet and result.json, each atomically; return the folder."""
+        folder = Path(out) / "replay-drift"
+        replace_file(folder / "recovery.parquet", self.recovery.write_parquet)
+        for name in ("coefficients", "metrics", "summary"):
+            replace_file(folder / f"{name}.parquet", getattr(self.replay, name).write_parquet)
+        content = {"settings": self.settings, "provenance": self.provenance}
+        write_json(folder / "result.json", {"command": "replay", **content})
+        return folder
+
+
+def parse_scenario(text: str, *, repeat: int = 1) -> tuple[Segment, ...]:
+    """Read a scenario: ``copying@300 > fiction@300``, ``copying=3+fiction=1@200 > fiction@200``.
+
+    Raises
+    ------
+    InputError
+        The text is not of this form.
+    """
+    segments = []
+    for piece in text.split(">"):
+        mix, at, steps = piece.strip().partition("@")
+        if not at or not steps.strip().isdigit() or int(steps) < 1:
+            raise InputError(
+                f"scenario {piece.strip()!r}: wanted WORKLOAD@STEPS or A=3+B=1@STEPS, joined by >"
+            )
+        segments.append(Segment(tuple(_weight(part) for part in mix.split("+")), int(steps)))
+    return tuple(segments) * repeat
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, equals, weight = text.strip().partition("=")
+    try:
+        value = float(weight) if equals else 1.0
+    except ValueError:
+        value = 0.0
+    if not name or value <= 0:
+        raise InputError(f"scenario part {text.strip()!r}: wanted WORKLOAD or WORKLOAD=WEIGHT")
+    return name.strip(), value
+
+
+def drift(
+    log: DraftLog | str | Path,
+    scenario: Sequence[Segment],
+    *,
+    settings: Settings | None = None,
+    proposals_per_step: int = 64,
+    out: str | Path | None = None,
+) -> Drift:
+    """Replay estimators over a scenario built from the proposals of a log's first run.
+
+    Every step takes ``proposals_per_step`` whole proposals from its mix, in the log's order; a
+    workload that runs out begins again. The verdict comes one step later, as live. Windows are
+    10 steps unless told.
+
+    Raises
+    ------
+    InputError
+        A workload that the log lacks, or the errors of `replay`.
+    """
+    chosen = settings or Settings(window=10)
+    check_settings(chosen)
+    opened = log if isinstance(log, DraftLog) else open_log(log)
+    run = opened.runs[0]
+    frame = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
+    pieces = _segment_frames(frame, scenario)
+    last = int(frame.select(pl.col("verify_step").max()).item())
+    source = Source(run, tuple(features_of(chosen)), 0, last, chosen.window, chosen.float32, frame)
+    whole = replay_source(source, replace(chosen, snapshot=False))
+    offline = [_offline(source, piece, chosen) for piece in pieces]
+    result = Drift(
+        recovery=_recovery(whole, scenario, offline, chosen),
+        replay=whole,
+        settings={
+            "scenario": " > ".join(f"{s.name}@{s.steps}" for s in scenario),
+            "proposals_per_step": proposals_per_step,
+            "window": chosen.window,
+        },
+        provenance=provenance.collect(),
+    )
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def build_scenario(
+    run: Run, scenario: Sequence[Segment], features: Sequence[str], proposals_per_step: int
+) -> pl.DataFrame:
+    """Return the labelled rows of a scenario, with new steps, in order of the verdict.
+
+    Columns: step, verify_step, position, accepted, excluded and the features.
+    """
+    requests = run.scan("requests").select("request", "dataset")
+    rows = (
+        run.scan("drafts")
+        .filter(pl.col("accepted").is_not_null())
+        .join(requests, on="request")
+        .sort("step", "slot", "position")
+        .select("dataset", "step", "slot", "position", "accepted", "excluded", *features)
+        .with_columns(proposal=pl.struct("step", "slot").rank("dense").over("dataset") - 1)
+        .collect()
+    )
+    by_dataset = {str(name): part for (name,), part in rows.group_by("dataset")}
+    for segment in scenario:
+        for name, _ in segment.mix:
+            if name not in by_dataset:
+                raise InputError(
+                    f"{run.path}: no workload {name!r}; known: {', '.join(sorted(by_dataset))}"
+                )
+    taken = dict.fromkeys(by_dataset, 0)
+    frames, step = [], 0
+    for segment in scenario:
+        for name, count in _shares(segment, proposals_per_step):
+            order = _schedule(by_dataset[name], taken, name, count, segment.steps, step)
+            frames.append(order)
+        step += segment.steps
+    return (
+        pl.concat(frames)
+        .sort("verify_step", "position", maintain_order=True)
+        .select("step", "verify_step", "position", "accepted", "excluded", *features)
+    )
+
+
+def _shares(segment: Segment, proposals_per_step: int) -> list[tuple[str, int]]:
+    """Split the proposals of a step among the workloads of a mix, at least one each."""
+    total = sum(weight for _, weight in segment.mix)
+    edges = np.cumsum([0.0, *(weight / total for _, weight in segment.mix)])
+    counts = np.diff(np.round(edges * proposals_per_step)).astype(int)
+    return [(name, max(1, int(n))) for (name, _), n in zip(segment.mix, counts, strict=True)]
+
+
+def _schedule(
+    rows: pl.DataFrame, taken: dict[str, int], name: str, count: int, steps: int, first: int
+) -> pl.DataFrame:
+    """Give the next proposals of a workload their steps, beginning again where they run out."""
+    available = int(rows.select(pl.col("proposal").max()).item()) + 1
+    wanted = np.arange(taken[name], taken[name] + count * steps)
+    taken[name] += count * steps
+    order = pl.DataFrame(
+        {
+            "proposal": wanted % available,
+            "new_step": first + (wanted - wanted[0]) // count,
+        }
+    ).cast({"proposal": rows.schema["proposal"]})
+    return order.join(rows, on="proposal", how="left", maintain_order="left").with_columns(
+        step=pl.col("new_step"), verify_step=pl.col("new_step") + 1
+    )
+
+
+def _segment_frames(frame: pl.DataFrame, scenario: Sequence[Segment]) -> list[pl.DataFrame]:
+    """Cut by the step of the verdict, as windows are: the first step grades the former traffic."""
+    edges = np.cumsum([0, *(segment.steps for segment in scenario)])
+    return [
+        frame.filter(pl.col("verify_step").is_between(a, b - 1))
+        for a, b in itertools.pairwise(edges.tolist())
+    ]
+
+
+def _offline(source: Source, frame: pl.DataFrame, settings: Settings) -> pl.DataFrame:
+    """Return the windows of the offline fit to one segment, graded on that segment."""
+    alone = replay_source(replace(source, frame=frame), replace(settings, estimators=()))
+    return alone.metrics.filter(pl.col("estimator") == OFFLINE)
+
+
+def _recovery(
+    whole: RunReplay,
+    scenario: Sequence[Segment],
+    offline: list[pl.DataFrame],
+    settings: Settings,
+) -> pl.DataFrame:
+    rows = []
+    start = 0
+    for index, segment in enumerate(scenario):
+        end = start + segment.steps
+        for name in settings.estimators:
+            if index:
+                before = scenario[index - 1].name
+                row = _recover(whole, name, offline[index], (start, end), settings.window)
+                rows.append({"switch_step": start, "before": before, "after": segment.name, **row})
+        start = end
+    names = whole.summary.select("run", "pair", "drafting").row(0, named=True)
+    table = pl.DataFrame(rows, schema=_RECOVERY)
+    return table.select(*(pl.lit(v).alias(k) for k, v in names.items()), pl.all())
+
+
+_RECOVERY = {
+    "switch_step": pl.Int64, "before": pl.String, "after": pl.String, "estimator": pl.String,
+    "recovery_steps": pl.Int64, "cost_nats": pl.Float64, "n": pl.Int64, "log_loss": pl.Float64,
+    "offline_log_loss": pl.Float64, "ece": pl.Float64, "overshoots": pl.Int64,
+}  # fmt: skip
+
+
+def _recover(
+    whole: RunReplay, name: str, offline: pl.DataFrame, steps: tuple[int, int], window: int
+) -> dict[str, Any]:
+    start, end = steps
+    inside = pl.col("first_step").is_between(start, end - window)
+    own = whole.metrics.filter((pl.col("estimator") == name) & inside)
+    joined = own.join(offline.select("window", best="log_loss"), on="window", how="inner")
+    joined = joined.with_columns(excess=pl.col("log_loss") - pl.col("best"))
+    near = joined["excess"] <= RECOVERED
+    at = int(near.arg_max() or 0) if near.any() else None
+    until = joined[: len(joined) if at is None else at]
+    total = int(joined["n"].sum())
+
+    def mean(column: str) -> float:
+        return float((joined[column] * joined["n"]).sum()) / total if total else float("nan")
+
+    refits = whole.coefficients.filter(
+        (pl.col("estimator") == name) & pl.col("step").is_between(start, end - 1)
+    )
+    return {
+        "estimator": name,
+        "recovery_steps": None if at is None else int(joined["first_step"][at]) - start,
+        "cost_nats": float((until["excess"] * until["n"]).sum()),
+        "n": total,
+        "log_loss": mean("log_loss"),
+        "offline_log_loss": mean("best"),
+        "ece": mean("ece"),
+        "overshoots": refits.filter(pl.col("overshoot"))["refit"].n_unique(),
+    }

@@ -1,0 +1,1 @@
+"""Online estimators of acceptance: vLLM's, exactly, and its rivals."""

@@ -1,0 +1,175 @@
+"""Read labelled rows of a run in the order of their verdicts, whole windows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from draftlab.errors import InputError
+from draftlab.online.vllm import stored_feature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from draftlab.log.reader import Run
+    from draftlab.online.estimator import FloatArray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled rows in order of their verdicts; arrays over rows, of whole windows."""
+
+    step: np.ndarray[Any, Any]
+    verify_step: np.ndarray[Any, Any]
+    position: np.ndarray[Any, Any]
+    accepted: np.ndarray[Any, Any]
+    eligible: np.ndarray[Any, Any]
+    window: np.ndarray[Any, Any]
+    features: dict[str, FloatArray]
+    live: FloatArray | None
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run as the replay reads it: which columns, over which engine steps."""
+
+    run: Run
+    features: tuple[str, ...]
+    first_step: int
+    last_step: int
+    window: int
+    """Engine steps of a window."""
+    float32: bool
+    """Quantise the feature as the engine stores it."""
+    frame: pl.DataFrame | None = None
+    """Rows to replay in the place of the run's own, in order of the verdict (a scenario)."""
+
+    @property
+    def num_positions(self) -> int:
+        """Return K."""
+        return int(self.run.metadata["num_speculative_tokens"])
+
+
+def open_source(run: Run, features: Sequence[str], *, window: int, float32: bool) -> Source:
+    """Look up which steps a run has.
+
+    Raises
+    ------
+    InputError
+        The run has no verdict.
+    """
+    steps = run.scan("steps").select(pl.col("step").min(), last=pl.col("step").max())
+    first, last = steps.collect().row(0)
+    drafts = run.scan("drafts").select(pl.col("step").min(), last=pl.col("verify_step").max())
+    first_draft, last_verdict = drafts.collect().row(0)
+    if last_verdict is None:
+        raise InputError(f"{run.path}: no labelled drafts to replay")
+    # A run that was killed may lack the rows of its last steps.
+    first = first_draft if first is None else min(first, first_draft)
+    last = last_verdict if last is None else max(last, last_verdict)
+    return Source(run, tuple(features), first, last, window, float32)
+
+
+def read_batches(source: Source) -> Iterator[tuple[Rows, int]]:
+    """Yield labelled rows in order of the verdict, whole windows at a time, and their end.
+
+    A part is read once. Rows whose window may go on in a later part wait for it: the footers
+    say which verdict each part begins with.
+    """
+    if source.frame is not None:
+        yield _to_rows(source.frame, source), source.last_step + 1
+        return
+    paths = source.run.parts["drafts"]
+    begins = [*(_first_verdict(path) for path in paths), np.inf]
+    later = np.minimum.accumulate(begins[::-1])[::-1]
+    waiting: pl.DataFrame | None = None
+    for path, limit in zip(paths, later[1:], strict=True):
+        frame = _read_part(path, source)
+        if waiting is not None:
+            frame = pl.concat([waiting, frame])
+        if not frame["verify_step"].is_sorted():
+            frame = frame.sort("verify_step", maintain_order=True)
+        end = source.last_step + 1
+        if np.isfinite(limit):
+            windows = (int(limit) - source.first_step) // source.window
+            end = source.first_step + windows * source.window
+        cut = int(frame["verify_step"].search_sorted(end, side="left"))
+        yield _to_rows(frame[:cut], source), end
+        waiting = frame[cut:]
+
+
+def _first_verdict(path: str) -> float:
+    if "://" in path:
+        value = pl.scan_parquet(path).select(pl.col("verify_step").min()).collect().item()
+        return np.inf if value is None else float(value)
+    footer = pq.read_metadata(path)
+    index = footer.schema.to_arrow_schema().names.index("verify_step")
+    begins = []
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(index).statistics
+        if statistics is None or (statistics.has_min_max is False and statistics.null_count == 0):
+            return -np.inf  # a writer without statistics: everything waits
+        if statistics.has_min_max:
+            begins.append(float(statistics.min))
+    return min(begins, default=np.inf)
+
+
+def _read_part(path: str, source: Source) -> pl.DataFrame:
+    scan = pl.scan_parquet(path)
+    present = scan.collect_schema().names()
+    absent = [name for name in source.features if name not in present]
+    if absent:
+        raise InputError(f"{path}: lacks the column {absent[0]} that the replay reads")
+    columns = ["step", "verify_step", "position", "accepted", "excluded", *source.features]
+    columns += ["live_prediction"] if "live_prediction" in present else []
+    return (
+        scan.filter(pl.col("accepted").is_not_null() & pl.col("verify_step").is_not_null())
+        .select(columns)
+        .collect()
+    )
+
+
+def _to_rows(frame: pl.DataFrame, source: Source) -> Rows:
+    features = {name: _feature(frame, name, source) for name in source.features}
+    verify_step = frame["verify_step"].to_numpy()
+    live = None
+    if "live_prediction" in frame.columns and frame["live_prediction"].null_count() < len(frame):
+        live = frame["live_prediction"].cast(pl.Float64).to_numpy()
+    return Rows(
+        step=frame["step"].to_numpy(),
+        verify_step=verify_step,
+        position=frame["position"].to_numpy().astype(np.int64),
+        accepted=frame["accepted"].to_numpy(),
+        eligible=frame["excluded"].to_numpy() == 0,
+        window=(verify_step - source.first_step) // source.window,
+        features=features,
+        live=live,
+    )
+
+
+def _feature(frame: pl.DataFrame, name: str, source: Source) -> FloatArray:
+    column = frame[name]
+    # A row of nonfinite logits counts as 40 in vLLM; any other null is a column not recorded.
+    missing = column.filter(frame["excluded"] == 0).null_count()
+    if missing:
+        raise InputError(
+            f"{source.run.path}: column {name} is null on {missing} labelled rows, so no "
+            "estimator can learn from it"
+        )
+    raw = column.cast(pl.Float64).to_numpy()
+    quantise = source.float32 and name == "logit_qmax"
+    return stored_feature(raw, float32=quantise)
+
+
+def no_rows(source: Source) -> Rows:
+    """Return no rows, to drive an estimator over steps that graded nothing."""
+    empty = np.zeros(0, dtype=np.int64)
+    features = {name: np.zeros(0) for name in source.features}
+    return Rows(empty, empty, empty, empty > 0, empty > 0, empty, features, None)

@@ -1,0 +1,122 @@
+"""Scenarios are built from whole proposals, and their recovery is measured."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from draftlab.drifting import Segment, build_scenario, drift, parse_scenario
+from draftlab.errors import InputError
+from draftlab.log.reader import open_log
+from draftlab.online.vllm import Constants
+from draftlab.replaying import Settings
+from draftlab.sweeping import parse_grid, sweep
+from draftlab.synth import synth_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    datasets = {"easy": 3.0, "hard": -1.5}
+    folder = tmp_path_factory.mktemp("log")
+    return synth_log(folder, num_requests=80, datasets=datasets, steps_per_request=30)
+
+
+def test_a_scenario_is_parsed() -> None:
+    parsed = parse_scenario("a@300 > b=3+c=1@20", repeat=2)
+    assert (
+        parsed
+        == (
+            Segment((("a", 1.0),), 300),
+            Segment((("b", 3.0), ("c", 1.0)), 20),
+        )
+        * 2
+    )
+    assert [s.name for s in parsed[:2]] == ["a", "b=3+c"]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a@", "a@x", "a@0", "a@5 >", "a=x@5", "=2@5", "a=-1@5"])
+def test_a_bad_scenario_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="scenario"):
+        parse_scenario(text)
+
+
+def test_a_scenario_takes_whole_proposals_in_the_logs_order(run: Path) -> None:
+    log = open_log(run)
+    scenario = parse_scenario("easy@7 > easy=3+hard=1@5")
+    frame = build_scenario(log.runs[0], scenario, ["logit_qmax"], 8)
+    per_step = frame.filter(pl.col("position") == 0).group_by("step").len().sort("step")
+    assert per_step["step"].to_list() == list(range(12))
+    assert per_step["len"].unique().to_list() == [8]
+    assert (frame["verify_step"] == frame["step"] + 1).all()
+    # The first proposals of the scenario are the first of the log's easy requests.
+    easy = log.requests.filter(pl.col("dataset") == "easy").select("request")
+    first = (
+        log.drafts.filter(pl.col("accepted").is_not_null())
+        .join(easy, on="request", how="semi")
+        .sort("step", "slot", "position")
+        .select("logit_qmax")
+        .head(5)
+        .collect()
+    )
+    same = frame.filter(pl.col("step") == 0)["logit_qmax"].to_list()
+    assert set(first["logit_qmax"].to_list()) <= set(same)
+
+
+def test_a_workload_that_runs_out_begins_again(run: Path) -> None:
+    log = open_log(run)
+    frame = build_scenario(log.runs[0], parse_scenario("easy@100"), ["logit_qmax"], 64)
+    counts = frame.group_by("logit_qmax", "position", "accepted").len()["len"]
+    assert counts.max() is not None
+    assert frame.filter(pl.col("position") == 0).height == 6400
+
+
+def test_an_unknown_workload_lists_the_known(run: Path) -> None:
+    with pytest.raises(InputError, match="no workload 'medium'; known: easy, hard"):
+        drift(run, parse_scenario("medium@10"))
+
+
+def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        ("vllm", "limited", "running-rate"), constants=Constants(refit_interval=20), window=10
+    )
+    scenario = parse_scenario("easy@200 > hard@200")
+    result = drift(run, scenario, settings=settings, proposals_per_step=16, out=tmp_path)
+    rows = {row["estimator"]: row for row in result.recovery.to_dicts()}
+    assert set(rows) == {"vllm", "limited", "running-rate"}
+    for row in rows.values():
+        assert (row["switch_step"], row["before"], row["after"]) == (200, "easy", "hard")
+        assert row["log_loss"] >= row["offline_log_loss"]
+    # A floor that averages over all the past never comes near the new traffic's own fit.
+    assert rows["running-rate"]["recovery_steps"] is None
+    assert rows["limited"]["recovery_steps"] is not None
+    assert rows["limited"]["recovery_steps"] >= 20
+    assert rows["limited"]["cost_nats"] > 0
+    written = pl.read_parquet(tmp_path / "replay-drift" / "recovery.parquet")
+    assert written.equals(result.recovery)
+    assert json.loads((tmp_path / "replay-drift" / "result.json").read_text())["settings"]
+
+
+def test_a_sweep_replays_every_combination(run: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    table = sweep(
+        [run],
+        parse_grid(["refit-interval=5,40", "damping=0,50"]),
+        on_done=lambda done, total: seen.append((done, total)),
+    )
+    combinations = table.select("refit_interval", "damping").rows()
+    assert combinations == [(5.0, 0.0), (5.0, 50.0), (40.0, 0.0), (40.0, 50.0)]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert table["refits"][0] > table["refits"][2]
+    assert (table["regret"] > 0).all()
+
+
+@pytest.mark.parametrize("text", ["damping", "speed=3", "ridge=a,b"])
+def test_a_bad_grid_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="sweep"):
+        parse_grid([text])
