@@ -2,7 +2,7 @@
 
 A cell is one pair, drafting method, K and feature source under greedy or under probabilistic
 drafting (by row: a temperature-0 request is greedy whatever its run says). Rows of different
-cells are never pooled; rows of several runs of one cell are.
+cells are pooled only on request; rows of several runs of one cell are.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ _SAME = (
 """Keys of run.json, besides the pair, in which runs of one cell agree."""
 _KEYS = ("request", "step", "slot", "position", "accepted")
 
+_FINGERPRINT = ("step", "slot", "position", "accepted", "logit_qmax")
+_FINGERPRINT_ROWS = 1000
+_ENOUGH_ROWS = 20
+"""Fewer rows may be equal by chance."""
+
 _LABELLED = pl.col("accepted").is_not_null()
 _ELIGIBLE = pl.col("excluded") == 0
 _PLACED = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
@@ -46,9 +51,11 @@ class Cell:
     run: str
     """Name of the run, or of the runs that are pooled."""
     pair: str
-    drafting: Drafting
+    drafting: str
+    """greedy, probabilistic or, if rows were pooled on request, mixed."""
     metadata: dict[str, Any]
-    """Those keys of run.json that are equal in all runs."""
+    """Keys of run.json that cells differ in; pooled on request, the largest K, and ``mixed`` for
+    what differs."""
     runs: tuple[str, ...]
     """Names, by the code that stands in ``rows``."""
     datasets: tuple[str, ...]
@@ -62,6 +69,8 @@ class Cell:
     ``labelled`` rows whether eligible or not."""
     exclusions: pl.DataFrame
     """Columns reason, rows, labelled."""
+    trimmed_by: str | None = None
+    """Name of the predictor by which adaptive verification chose the observed rows."""
 
     @property
     def num_positions(self) -> int:
@@ -78,8 +87,13 @@ class Cell:
         """Whether adaptive verification chose which positions were observed."""
         return bool(self.metadata["adaptive_verification"] != "off")
 
+    @property
+    def strictest(self) -> Drafting:
+        """The drafting under which losslessness is derived: mixed rows must hold under both."""
+        return "greedy" if self.drafting == "greedy" else "probabilistic"
 
-def read_cells(log: DraftLog, columns: Sequence[str]) -> list[Cell]:
+
+def read_cells(log: DraftLog, columns: Sequence[str], *, pool: bool = False) -> list[Cell]:
     """Read the rows of a log that can be graded, cell by cell.
 
     Parameters
@@ -87,6 +101,8 @@ def read_cells(log: DraftLog, columns: Sequence[str]) -> list[Cell]:
     log : DraftLog
     columns : sequence of str
         Raw columns of `drafts` that the features need.
+    pool : bool
+        Make one cell of everything, whatever the pair, the drafting and K.
 
     Returns
     -------
@@ -97,8 +113,9 @@ def read_cells(log: DraftLog, columns: Sequence[str]) -> list[Cell]:
     ------
     InputError
         A float column holds NaN where the schema wants null, a position lies outside [0, K),
-        or a request has two rows.
+        a request has two rows, or two runs hold the same rows (copies of tensor-parallel ranks).
     """
+    _refuse_copies(log)
     requests = log.requests.select("run", "request", "dataset", "group", "temperature").collect()
     _refuse_repeated(requests)
     names = {c: requests[c].drop_nulls().unique().sort().to_list() for c in ("dataset", "group")}
@@ -113,12 +130,30 @@ def read_cells(log: DraftLog, columns: Sequence[str]) -> list[Cell]:
     )
     pooled: dict[tuple[Any, ...], list[Run]] = {}
     for run in log.runs:
-        key = (run.pair, *(run.metadata[name] for name in _SAME))
+        key = () if pool else (run.pair, *(run.metadata[name] for name in _SAME))
         pooled.setdefault(key, []).append(run)
     cells = []
     for runs in pooled.values():
-        cells += _read_pool(runs, coded, columns, names["dataset"], names["group"])
+        cells += _read_pool(runs, coded, columns, names["dataset"], names["group"], pool)
     return cells
+
+
+def _refuse_copies(log: DraftLog) -> None:
+    """Refuse runs that hold the same rows: ranks of one engine log copies, replicas do not."""
+    seen: dict[bytes, str] = {}
+    if len(log.runs) < 2:
+        return
+    for run in log.runs:
+        rows = run.scan("drafts").select(*_FINGERPRINT).head(_FINGERPRINT_ROWS).collect()
+        if len(rows) < _ENOUGH_ROWS:
+            continue
+        mark = rows.hash_rows().to_numpy().tobytes()
+        if mark in seen:
+            raise InputError(
+                f"runs {seen[mark]} and {run.name} hold the same rows, as tensor-parallel ranks "
+                "log them: name one of the two, or every draft counts twice"
+            )
+        seen[mark] = run.name
 
 
 def _refuse_repeated(requests: pl.DataFrame) -> None:
@@ -135,6 +170,7 @@ def _read_pool(
     columns: Sequence[str],
     datasets: list[str],
     prompts: list[str],
+    pool: bool,
 ) -> list[Cell]:
     frame = pl.concat([_scan(run, code, requests, columns) for code, run in enumerate(runs)])
     by_place = frame.group_by("greedy", "dataset", "position").agg(
@@ -143,26 +179,55 @@ def _read_pool(
     wanted = ["run", "dataset", "prompt", *_KEYS, *columns]
     eligible = frame.filter(_LABELLED & _ELIGIBLE & _PLACED).select("greedy", *wanted)
     counts, rows = pl.collect_all([by_place.sort("dataset", "position"), eligible])
-    num_positions = int(runs[0].metadata["num_speculative_tokens"])
-    _refuse_bad(counts, columns, runs, num_positions)
+    metadata = _common_metadata(runs)
+    _refuse_bad(counts, columns, runs, metadata["num_speculative_tokens"])
+    kinds = counts["greedy"].unique().sort().to_list()
+    groups = [kinds] if pool else [[greedy] for greedy in kinds]
     cells = []
-    for greedy in counts["greedy"].unique().sort().to_list():
-        part = counts.filter(greedy=greedy)
+    for group in groups:
+        part = counts.filter(pl.col("greedy").is_in(group))
         cells.append(
             Cell(
                 run=_pooled_name(runs),
-                pair=runs[0].pair,
-                drafting="greedy" if greedy else "probabilistic",
-                metadata={name: runs[0].metadata[name] for name in _SAME},
+                pair=" | ".join(dict.fromkeys(run.pair for run in runs)),
+                drafting="mixed" if len(group) > 1 else _DRAFTING[group[0]],
+                metadata=metadata,
                 runs=tuple(run.name for run in runs),
                 datasets=tuple(datasets),
                 prompts=tuple(prompts),
-                rows=rows.filter(greedy=greedy).drop("greedy"),
-                counts=part.select("dataset", "position", *_COUNTS),
+                rows=rows.filter(pl.col("greedy").is_in(group)).drop("greedy"),
+                counts=part.drop("greedy")
+                .group_by("dataset", "position", maintain_order=True)
+                .agg(pl.col(*_COUNTS).sum()),
                 exclusions=_exclusions(part),
+                trimmed_by=_trimmer(runs),
             )
         )
     return cells
+
+
+_DRAFTING = {True: "greedy", False: "probabilistic"}
+
+
+def _common_metadata(runs: list[Run]) -> dict[str, Any]:
+    values = {name: {run.metadata[name] for run in runs} for name in _SAME}
+    K = max(int(run.metadata["num_speculative_tokens"]) for run in runs)
+    common = {name: found.pop() if len(found) == 1 else "mixed" for name, found in values.items()}
+    return common | {"num_speculative_tokens": K}
+
+
+def _trimmer(runs: list[Run]) -> str | None:
+    """Return the predictor whose live output trimmed the log; None if several or nothing did.
+
+    vLLM trims by its estimator of `logit_qmax` if it has one, otherwise by the trained head.
+    """
+    found = {
+        "logit_qmax" if run.metadata.get("estimator_start") is not None
+        or run.metadata["adaptive_verification"] == "estimator" else "confidence"
+        for run in runs
+        if run.metadata["adaptive_verification"] != "off"
+    }  # fmt: skip
+    return found.pop() if len(found) == 1 else None
 
 
 def _pooled_name(runs: list[Run]) -> str:

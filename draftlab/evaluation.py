@@ -139,6 +139,7 @@ def evaluate(
     n_bins: int = NUM_BINS,
     own_slopes: bool = False,
     allow_selected: bool = False,
+    pool: bool = False,
     keep_predictions: bool = False,
     compare: Compare = "adopted",
     out: str | Path | None = None,
@@ -167,7 +168,10 @@ def evaluate(
         Ablation: one slope per position in the fitted features.
     allow_selected : bool
         Grade a log of a run under adaptive verification all the same. Its hidden rows were
-        chosen by the live prediction, so its numbers do not compare predictors.
+        chosen by the live prediction, so its numbers do not compare predictors. Without it,
+        only the predictor that trimmed may be refitted, if ``predictors`` names it alone.
+    pool : bool
+        Make one cell of all runs, whatever their pairs, K and drafting.
     keep_predictions : bool
         Fill ``predictions``.
     compare : {"adopted", "all"}
@@ -203,8 +207,8 @@ def evaluate(
     _check(options)
     opened = _open(log)
     columns = sorted({column for predictor in asked for column in predictor.columns})
-    cells = read_cells(opened, columns)
-    _refuse_selected(cells, allow_selected)
+    cells = read_cells(opened, columns, pool=pool)
+    _refuse_selected(cells, asked, allow_selected)
     graded, failures = _grade_cells(cells, asked, options)
     result = Evaluation(
         metrics=_stack(graded, "metrics"),
@@ -250,14 +254,20 @@ def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
     return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
-def _refuse_selected(cells: list[Cell], allowed: bool) -> None:
+def _refuse_selected(cells: list[Cell], asked: list[Predictor], allowed: bool) -> None:
+    names = {predictor.name for predictor in asked}
     for cell in cells:
-        if cell.selected and not allowed:
-            raise InputError(
-                f"run {cell.run}: adaptive verification "
-                f"({cell.metadata['adaptive_verification']}) chose which drafts were verified, "
-                "so grades of predictors are biased; log with it off, or pass --allow-selected"
-            )
+        if not cell.selected or allowed or names == {cell.trimmed_by}:
+            continue
+        way_out = ""
+        if cell.trimmed_by is not None:
+            way_out = f", refit only {cell.trimmed_by} (--predictor {cell.trimmed_by})"
+        raise InputError(
+            f"run {cell.run}: adaptive verification "
+            f"({cell.metadata['adaptive_verification']}) chose which drafts were verified, "
+            f"so grades of predictors are biased; log with it off{way_out}, or pass "
+            "--allow-selected"
+        )
 
 
 def _grade_cells(
@@ -321,7 +331,7 @@ def _metrics(
         grades[predictor.name]
         .table.with_columns(
             predictor=pl.lit(predictor.name),
-            lossless=pl.lit(predictor.lossless(cell.drafting)),
+            lossless=pl.lit(predictor.lossless(cell.strictest)),
             fitted=pl.lit(predictor.fitted),
             selected=pl.lit(cell.selected),
             view=pl.lit("conditional"),
@@ -549,12 +559,52 @@ def _notes(
     notes += [f"not graded: {error}" for error in failures]
     for cell, tables in graded:
         where = f"{cell.run} ({cell.drafting}): " if len(graded) > 1 else ""
+        if cell.drafting == "mixed" or " | " in cell.pair or "mixed" in cell.metadata.values():
+            notes.append(f"{where}pooled on request: {_mixture(cell)} differ between the rows")
         if len(cell.runs) > 1:
             notes.append(f"{where}rows of {len(cell.runs)} runs are pooled")
         if cell.selected:
-            notes.append(f"{where}{_SELECTED}")
+            notes += [f"{where}{_SELECTED}", *_range_notes(cell, where)]
         notes += [where + note for note in tables.notes]
-    return notes
+    return notes + _length_notes([cell for cell, _ in graded])
+
+
+def _mixture(cell: Cell) -> str:
+    mixed = [name for name, value in cell.metadata.items() if value == "mixed"]
+    mixed += ["drafting"] * (cell.drafting == "mixed") + ["pair"] * (" | " in cell.pair)
+    return ", ".join(mixed)
+
+
+def _range_notes(cell: Cell, where: str) -> list[str]:
+    """Say where a fit on selected rows holds: trimming hid one end of the feature's range."""
+    predictor = PREDICTORS.get(str(cell.trimmed_by))
+    if predictor is None or predictor.feature is None:
+        return []
+    if not set(predictor.columns) <= set(cell.rows.columns):
+        return []
+    ranges = (
+        cell.rows.drop_nulls(predictor.columns)
+        .group_by("position")
+        .agg(low=predictor.feature.expr.min(), high=predictor.feature.expr.max())
+        .sort("position")
+    )
+    text = ", ".join(f"{k}: {low:.2f} to {high:.2f}" for k, low, high in ranges.iter_rows())
+    return [
+        f"{where}{predictor.name} trimmed the log: by position its verified rows range over "
+        f"{text}; beyond that its fit is extrapolated"
+    ]
+
+
+def _length_notes(cells: list[Cell]) -> list[str]:
+    """Say that acceptance rates of different K do not compare: the rate falls as K rises."""
+    lengths = sorted({cell.num_positions for cell in cells})
+    if len(lengths) < 2:
+        return []
+    named = ", ".join(map(str, lengths))
+    return [
+        f"K differs ({named}): accepted / drafted falls as K rises even with the same drafter, "
+        "so it ranks nothing here; compare conditional rates by position, or acceptance length"
+    ]
 
 
 def _settings(

@@ -436,6 +436,34 @@ def test_different_lengths_are_never_pooled(tmp_path: Path) -> None:
     assert [cell["num_speculative_tokens"] for cell in result.settings["cells"]] == [4, 2]
 
 
+def test_copies_of_tensor_parallel_ranks_are_refused(tmp_path: Path) -> None:
+    for rank in range(2):
+        fresh(tmp_path, run=f"rank{rank}")
+    with pytest.raises(InputError, match="runs rank0 and rank1 hold the same rows"):
+        evaluate(tmp_path)
+    fresh(tmp_path / "replicas", run="replica0", seed=0)
+    fresh(tmp_path / "replicas", run="replica1", seed=1)
+    assert only(evaluate(tmp_path / "replicas"), "constant")["n_groups"] == 80
+
+
+def test_pooling_is_asked_for(tmp_path: Path) -> None:
+    fresh(tmp_path, run="short", num_positions=2)
+    fresh(tmp_path, run="greedy", num_positions=4, drafting="greedy", seed=1)
+    apart = evaluate(tmp_path)
+    assert apart.metrics["drafting"].unique().sort().to_list() == ["greedy", "probabilistic"]
+    assert any(note.startswith("K differs (2, 4)") for note in apart.notes)
+    pooled = evaluate(tmp_path, pool=True)
+    row = only(pooled, "logit_q_sampled")
+    assert (row["drafting"], row["lossless"]) == ("mixed", False)
+    n = apart.metrics.filter(scope="overall", predictor="constant")["n"].sum()
+    assert row["n"] == n
+    assert any("pooled on request" in note for note in pooled.notes)
+    (cell,) = pooled.settings["cells"]
+    assert (cell["num_speculative_tokens"], cell["method"]) == (4, "synthetic")
+    rates = pooled.acceptance.filter(pl.col("dataset").is_null())["n_observed"].to_list()
+    assert sum(rates) == n
+
+
 def test_temperature_0_makes_a_greedy_cell(tmp_path: Path) -> None:
     cold = pl.col("request") % 2 == 0
     run = edit(
@@ -479,6 +507,12 @@ def test_c04_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
     log = write_log(tmp_path, rows, adaptive_verification="estimator")
     with pytest.raises(InputError, match=r"adaptive verification \(estimator\) chose"):
         evaluate(log)
+    # the predictor that trimmed may be refitted, with a word about the range that it saw
+    alone = evaluate(log, predictors=["logit_qmax"])
+    assert alone.metrics["selected"].all()
+    assert any("0: -1.00 to -1.00; beyond that" in note for note in alone.notes)
+    with pytest.raises(InputError, match="refit only logit_qmax"):
+        evaluate(log, predictors=["logit_qmax", "entropy"])
     result = evaluate(log, allow_selected=True)
     assert result.metrics["selected"].all()
     assert result.acceptance.filter(pl.col("dataset").is_null())["hidden_share"].to_list() == [0, 1]
