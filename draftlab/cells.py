@@ -12,11 +12,12 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from draftlab import schema
 from draftlab.errors import InputError
-from draftlab.metrics import FloatArray, divide
+from draftlab.metrics import BoolArray, FloatArray, divide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,7 @@ _ENOUGH_ROWS = 20
 
 _LABELLED = pl.col("accepted").is_not_null()
 _ELIGIBLE = pl.col("excluded") == 0
+_ADMITTED = pl.col("admitted") & pl.col("verify_step").is_not_null()
 _PLACED = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
 
 
@@ -69,8 +71,10 @@ class Cell:
     ``labelled`` rows whether eligible or not."""
     exclusions: pl.DataFrame
     """Columns reason, rows, labelled."""
-    trimmed_by: str | None = None
+    trimmed_by: str | None
     """Name of the predictor by which adaptive verification chose the observed rows."""
+    frame: pl.LazyFrame
+    """Every draft row of the cell, with run, dataset and prompt as codes."""
 
     @property
     def num_positions(self) -> int:
@@ -172,7 +176,7 @@ def _read_pool(
     prompts: list[str],
     pool: bool,
 ) -> list[Cell]:
-    frame = pl.concat([_scan(run, code, requests, columns) for code, run in enumerate(runs)])
+    frame = pl.concat([_scan(run, code, requests) for code, run in enumerate(runs)])
     by_place = frame.group_by("greedy", "dataset", "position").agg(
         *_count_exprs(), *_exclusion_exprs(), *_nan_exprs(columns)
     )
@@ -201,6 +205,7 @@ def _read_pool(
                 .agg(pl.col(*_COUNTS).sum()),
                 exclusions=_exclusions(part),
                 trimmed_by=_trimmer(runs),
+                frame=frame.filter(pl.col("greedy").is_in(group)),
             )
         )
     return cells
@@ -236,13 +241,12 @@ def _pooled_name(runs: list[Run]) -> str:
     return f"{runs[0].name}+{len(runs) - 1} more"
 
 
-def _scan(run: Run, code: int, requests: pl.DataFrame, columns: Sequence[str]) -> pl.LazyFrame:
-    raw = dict.fromkeys((*_KEYS, "verify_step", "admitted", "excluded", "entropy", *columns))
+def _scan(run: Run, code: int, requests: pl.DataFrame) -> pl.LazyFrame:
     known = requests.lazy().filter(pl.col("run") == run.name).drop("run")
     always = pl.lit(run.metadata["drafting"] == "greedy")
     return (
         run.scan("drafts")
-        .select(*raw)
+        .drop("run")
         .join(known, on="request", how="left", maintain_order="left")
         .with_columns(
             run=pl.lit(code, dtype=pl.Int32),
@@ -255,7 +259,7 @@ _HAS_ENTROPY = _ELIGIBLE & _LABELLED & pl.col("entropy").is_not_null()
 _COUNTS: dict[str, pl.Expr] = {
     "proposed": _ELIGIBLE.sum(),
     # a verdict covers it; behind a rejection it then counts as not surviving
-    "admitted": (_ELIGIBLE & pl.col("admitted") & pl.col("verify_step").is_not_null()).sum(),
+    "admitted": (_ELIGIBLE & _ADMITTED).sum(),
     "observed": (_ELIGIBLE & _LABELLED).sum(),
     "accepted_rows": (_ELIGIBLE & pl.col("accepted")).sum(),
     "hidden": (_ELIGIBLE & ~pl.col("admitted")).sum(),
@@ -320,6 +324,57 @@ def _refuse_bad(
             f"{where}: drafts hold position {outside['position'][0]}, but run.json says "
             f"num_speculative_tokens {num_positions}"
         )
+
+
+def read_admitted(cell: Cell, columns: Sequence[str]) -> pl.DataFrame:
+    """Read the rows on which survival is known: sent to the target, and graded.
+
+    A row counts if no row of its proposal up to it is excluded or trimmed: its survival, and
+    every prediction of it, depends on all of them.
+
+    Returns
+    -------
+    polars.DataFrame
+        In log order, a proposal's rows from position 0 on: run, dataset, prompt (codes), position,
+        survived (everything up to the row was accepted) and the columns.
+    """
+    good = _ADMITTED & _ELIGIBLE & _PLACED
+    keys = pl.col("run", "step", "slot")
+    rows = cell.frame.select(
+        "run",
+        "dataset",
+        "prompt",
+        "position",
+        *columns,
+        good=good.fill_null(value=False),
+        accepted=pl.col("accepted").fill_null(value=False),
+        start=pl.any_horizontal(keys != keys.shift(1)).fill_null(value=True),
+    ).collect()
+    kept, survived = _follow(rows)
+    return (
+        rows.select("run", "dataset", "prompt", "position", *columns)
+        .with_columns(survived=pl.Series(survived))
+        .filter(kept)
+    )
+
+
+def _follow(rows: pl.DataFrame) -> tuple[BoolArray, BoolArray]:
+    """Return which rows stand behind good rows only, and whether they survived."""
+    good, accepted, start, position = (
+        rows[name].to_numpy() for name in ("good", "accepted", "start", "position")
+    )
+    if len(rows) == 0:
+        return start, start
+    starts = np.flatnonzero(start)
+    size = np.diff(starts, append=len(rows))
+    place = np.arange(len(rows)) - np.repeat(starts, size)
+
+    def before_first(stop: BoolArray) -> BoolArray:
+        first = np.minimum.reduceat(np.where(stop, place, len(rows)), starts)
+        return np.asarray(place < np.repeat(first, size))
+
+    kept = before_first(~good | (position != place))
+    return kept, before_first(~accepted)
 
 
 def acceptance_table(cell: Cell) -> pl.DataFrame:

@@ -59,6 +59,9 @@ def difference_table(
         interval leaves 0 out. ECE has no valid interval near 0: NaN and null there. Intervals
         are not widened for their number: of twenty equal pairs one will look different.
     """
+    for name, of_predictor in grades.items():
+        if of_predictor.view != rows.view:
+            raise ValueError(f"{name} was graded on the {of_predictor.view} view: views never mix")
     tables = [pl.DataFrame(schema=_SCHEMA)]
     tables += [
         _compare(rows, a, grades[a], b, grades[b], scope)

@@ -19,16 +19,21 @@ from draftlab.grading import Grade, Orders, grade
 from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
-from draftlab.predictors.baselines import PREDICTORS, Predictor
+from draftlab.predictors.baselines import PREDICTORS, Predictor, compute_features
+from draftlab.predictors.survival import SURVIVAL
 from draftlab.refitting import fit_notes, no_coefficients, refit
 from draftlab.rows import Rows, arrange
+from draftlab.surviving import PRODUCTS, Coefficients, SurvivalTables, grade_survival
 from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NUM_FOLDS = 5
-TABLES = ("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions")
+TABLES = (
+    *("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions"),
+    *("survival", "lengths", "length_calibration"),
+)
 
 _METRICS = (
     *("predictor", "lossless", "fitted", "selected", "view", "scope", "dataset", "position"),
@@ -76,6 +81,18 @@ class Evaluation:
     exclusions: pl.DataFrame
     """Rows that were not graded: run, pair, drafting, reason, rows, labelled (those of them with
     a label). A row with two reasons counts under each, under ``total`` once."""
+    survival: pl.DataFrame
+    """The other view, never mixed with ``metrics``: whether everything up to a position was
+    accepted, on admitted rows. Columns of ``metrics`` without n_excluded and n_clamped; view is
+    ``survival``, n counts admitted rows and n_accepted those that survived."""
+    lengths: pl.DataFrame
+    """Expected against observed accepted draft tokens of a proposal, by survival predictor and
+    dataset (null: all): run, pair, drafting, predictor, lossless, dataset, n_proposals, n_groups,
+    expected_accepted, observed_accepted, bias, bias_low, bias_high, correlation."""
+    length_calibration: pl.DataFrame
+    """The same in ten bins of equal mass by expected length: run, pair, drafting, predictor, bin,
+    low, high, n_proposals, n_groups, expected_accepted, observed_accepted,
+    observed_accepted_low, observed_accepted_high."""
     predictions: pl.DataFrame | None
     """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
     group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor."""
@@ -126,6 +143,9 @@ class _Graded(NamedTuple):
     acceptance: pl.DataFrame
     reliability: pl.DataFrame
     exclusions: pl.DataFrame
+    survival: pl.DataFrame
+    lengths: pl.DataFrame
+    length_calibration: pl.DataFrame
     predictions: pl.DataFrame | None
     notes: list[str]
 
@@ -217,6 +237,9 @@ def evaluate(
         acceptance=_stack(graded, "acceptance"),
         reliability=_stack(graded, "reliability"),
         exclusions=_stack(graded, "exclusions"),
+        survival=_stack(graded, "survival"),
+        lengths=_stack(graded, "lengths"),
+        length_calibration=_stack(graded, "length_calibration"),
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
         settings=_settings(options, asked, graded),
@@ -289,17 +312,21 @@ def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _
     dropped: dict[str, int] = {}
     kept, frame, notes = _select(cell, predictors, options, dropped)
     frame, rows, log_order = _fold(cell, frame, options, dropped, notes)
-    features, clamped = _compute_features(kept, frame)
+    features, clamped = compute_features(kept, frame)
     orders = Orders(rows)
 
-    def work(predictor: Predictor) -> tuple[Grade, list[pl.DataFrame]]:
+    def work(predictor: Predictor) -> tuple[Grade, Coefficients, list[pl.DataFrame]]:
         feature = features[predictor.name]
         slopes, intercepts, fits = refit(predictor, rows, feature, own_slopes=options.own_slopes)
-        return grade(rows, feature, slopes, intercepts, options.n_bins, orders), fits
+        graded = grade(rows, feature, slopes, intercepts, options.n_bins, orders=orders)
+        return graded, Coefficients(slopes, intercepts), fits
 
     done = dict(zip([p.name for p in kept], run_threads(work, kept), strict=True))
-    grades = {name: graded for name, (graded, _) in done.items()}
-    table = pl.concat([no_coefficients(), *(fit for _, fits in done.values() for fit in fits)])
+    grades = {name: graded for name, (graded, _, _) in done.items()}
+    table = pl.concat([no_coefficients(), *(fit for _, _, fits in done.values() for fit in fits)])
+    survival = _survival(
+        cell, kept, {name: c for name, (_, c, _) in done.items()}, frame, rows, options
+    )
     logits = {name: graded.logit for name, graded in grades.items()}
     return _Graded(
         metrics=_metrics(cell, kept, rows, grades, clamped, options),
@@ -311,11 +338,31 @@ def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _
             for name, graded in grades.items()
         ),
         exclusions=_exclusions(cell, dropped),
+        survival=survival.metrics,
+        lengths=survival.lengths,
+        length_calibration=survival.length_calibration,
         predictions=_predictions(cell, frame, rows, logits)[log_order]
         if options.keep_predictions
         else None,
-        notes=notes + fit_notes(table),
+        notes=notes + fit_notes(table) + survival.notes,
     )
+
+
+def _survival(
+    cell: Cell,
+    kept: list[Predictor],
+    coefficients: dict[str, Coefficients],
+    frame: pl.DataFrame,
+    rows: Rows,
+    options: _Options,
+) -> SurvivalTables:
+    """Grade the survival view with the same fits, in the same folds."""
+    fold_of_prompt = np.full(len(cell.prompts), -1)
+    fold_of_prompt[frame["prompt"].to_numpy()] = rows.fold
+    needed = {name for one in SURVIVAL.values() for name in (one.drawn, one.at_draw)}
+    chosen = [p for p in kept if options.chosen or p.name in needed.union(PRODUCTS)]
+    used = {predictor.name: coefficients[predictor.name] for predictor in chosen}
+    return grade_survival(cell, chosen, used, fold_of_prompt, options.n_bins)
 
 
 def _metrics(
@@ -441,29 +488,6 @@ def _rows(
         num_folds=num_folds,
     )
     return frame[order], rows, np.argsort(order)
-
-
-def _compute_features(
-    predictors: list[Predictor], frame: pl.DataFrame
-) -> tuple[dict[str, FloatArray], dict[str, BoolArray]]:
-    """Return each predictor's feature (zeros for a floor) and where it was clamped."""
-    read = {p.name: p.feature for p in predictors if p.feature is not None}
-    values = frame.with_columns(**{name: feature.expr for name, feature in read.items()})
-    beyond = frame.with_columns(**{name: feature.clamped for name, feature in read.items()})
-    features: dict[str, FloatArray] = {}
-    clamped: dict[str, BoolArray] = {}
-    for predictor in predictors:
-        name = predictor.name
-        if name in read:
-            features[name] = values[name].cast(pl.Float64).to_numpy()
-            clamped[name] = beyond[name].to_numpy()
-        else:
-            features[name] = np.zeros(len(frame))
-            clamped[name] = np.zeros(len(frame), dtype=np.bool_)
-        num_bad = int(np.count_nonzero(~np.isfinite(features[name])))
-        if num_bad:
-            raise InputError(f"feature of {name} is not finite on {num_bad} of {len(frame)} rows")
-    return features, clamped
 
 
 def _count(rows: Rows, marked: BoolArray) -> IntArray:

@@ -21,6 +21,8 @@ from draftlab.rows import Clusters, Rows, Scope, order_of_values
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from draftlab.rows import View
+
 SCORES = ("auc", "log_loss", "brier", "mean_prediction")
 """Metrics that have an interval, in the order of `Grade.influence`."""
 _LIMITS = {
@@ -44,6 +46,7 @@ class Grade(NamedTuple):
     """(n,): the log-odds that were graded."""
     influence: dict[str, FloatArray]
     """By scope, (4, clusters): what each group adds to each of `SCORES`, to first order."""
+    view: View
 
 
 class _Sums(NamedTuple):
@@ -88,7 +91,10 @@ def grade(
     slopes: FloatArray,
     intercepts: FloatArray,
     n_bins: int,
+    *,
     orders: Orders | None = None,
+    view: View = "conditional",
+    scopes: Sequence[str] | None = None,
 ) -> Grade:
     """Grade log-odds w f + b, with the coefficients of each row's fold and position.
 
@@ -102,19 +108,32 @@ def grade(
         Equal-width bins of ECE.
     orders : Orders, optional
         To share sorts between predictors.
+    view : {"conditional", "survival"}
+        What the log-odds predict; the labels of the rows must be of the same view.
+    scopes : sequence of str, optional
+        All unless told.
 
     Returns
     -------
     Grade
         AUC is the mean over folds of the AUC within a fold, weighted by its pairs: scores of
         different fits have no common order. The other numbers pool all rows.
+
+    Raises
+    ------
+    ValueError
+        The views differ.
     """
+    if view != rows.view:
+        raise ValueError(f"{view} predictions do not meet {rows.view} labels: the views never mix")
     logit = _log_odds(rows, feature, slopes, intercepts)
     sums = _sum_rows(rows, logit, n_bins)
     by_feature = (orders or Orders(rows)).of(feature)
     by_logit = _merge(logit, by_feature, slopes)
     tables, influences = [], {}
     for scope in rows.scopes:
+        if scopes is not None and scope.name not in scopes:
+            continue
         if scope.single_position:
             # Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that
             # order where w f + b rounds distinct features to one number, so that monotone
@@ -125,7 +144,7 @@ def grade(
             wins = _unit_wins(rows, scope, logit, by_logit)
         table, influences[scope.name] = _scope_table(rows, scope, sums, wins)
         tables.append(table)
-    return Grade(pl.concat(tables), _reliability(sums, n_bins), logit, influences)
+    return Grade(pl.concat(tables), _reliability(sums, n_bins), logit, influences, view)
 
 
 def _log_odds(

@@ -419,6 +419,22 @@ def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     return out
 
 
+def correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return Pearson's correlation; NaN where either is constant or there are under two values.
+
+    Examples
+    --------
+    >>> correlation([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    1.0
+    """
+    a, b = (np.asarray(values, dtype=np.float64) for values in (x, y))
+    if len(a) < 2:
+        return float("nan")
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else float("nan")
+
+
 def sum_by(index: np.ndarray[Any, Any], values: FloatArray, size: int) -> FloatArray:
     """Sum the values of each index in [0, size)."""
     return np.asarray(np.bincount(index, values, size), dtype=np.float64)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from draftlab.metrics import BoolArray, FloatArray, IntArray
+
+
+View = Literal["conditional", "survival"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Rows:
     datasets: tuple[str, ...]
     num_positions: int
     num_folds: int
+    view: View = "conditional"
+    """What ``accepted`` says: this token, given all before it, or everything up to it."""
 
     @property
     def num_cells(self) -> int:
@@ -182,6 +187,7 @@ def arrange(
     datasets: tuple[str, ...],
     num_positions: int,
     num_folds: int,
+    view: View = "conditional",
 ) -> tuple[Rows, IntArray]:
     """Put rows into the order that `Rows` wants; parameters are its fields.
 
@@ -203,6 +209,7 @@ def arrange(
         datasets=datasets,
         num_positions=num_positions,
         num_folds=num_folds,
+        view=view,
     )
     return rows, order
 

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("reporting",),
     ("drifting", "sweeping"),
-    ("evaluation", "replaying", "simulation", "auditing"),
+    ("evaluation", "structure", "calibrating", "replaying", "simulation", "auditing"),
     (
         "predictors",
         "online",
@@ -29,6 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "grading",
         "differences",
         "refitting",
+        "surviving",
+        "regression",
     ),
     ("log", "features", "synth"),
     ("schema", "metrics", "intervals", "threads", "provenance", "published", "errors"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import polars as pl
 
+from draftlab.errors import InputError
 from draftlab.features import FEATURES, LOG_ODDS_LIMIT, Drafting, Feature, beyond, clamp
 from draftlab.predictors.logistic import (
     Fit,
@@ -111,3 +113,26 @@ PREDICTORS: dict[str, Predictor] = {
     )
 }
 """Every predictor by name: those of the published table in its order, then floors and ceilings."""
+
+
+def compute_features(
+    predictors: list[Predictor], frame: pl.DataFrame
+) -> tuple[dict[str, FloatArray], dict[str, BoolArray]]:
+    """Return each predictor's feature (zeros for a floor) and where it was clamped."""
+    read = {p.name: p.feature for p in predictors if p.feature is not None}
+    values = frame.with_columns(**{name: feature.expr for name, feature in read.items()})
+    beyond = frame.with_columns(**{name: feature.clamped for name, feature in read.items()})
+    features: dict[str, FloatArray] = {}
+    clamped: dict[str, BoolArray] = {}
+    for predictor in predictors:
+        name = predictor.name
+        if name in read:
+            features[name] = values[name].cast(pl.Float64).to_numpy()
+            clamped[name] = beyond[name].to_numpy()
+        else:
+            features[name] = np.zeros(len(frame))
+            clamped[name] = np.zeros(len(frame), dtype=np.bool_)
+        num_bad = int(np.count_nonzero(~np.isfinite(features[name])))
+        if num_bad:
+            raise InputError(f"feature of {name} is not finite on {num_bad} of {len(frame)} rows")
+    return features, clamped
