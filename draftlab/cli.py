@@ -106,6 +106,10 @@ def collect(
     seed: int = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")] = "auto",
+    head: Annotated[
+        str | None,
+        typer.Option(help="Confidence head to log, or 'none'. [default: the pair's shipped one]"),
+    ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Log token ids too.")] = False,
     raw_ids: Annotated[bool, typer.Option("--raw-ids", help="Log prompt ids unhashed.")] = False,
     quiet: Quiet = False,
@@ -131,6 +135,7 @@ def collect(
         seed=seed,
         device=device,
         dtype=dtype,
+        head=head,
         tokens=tokens,
         raw_ids=raw_ids,
     )
@@ -201,6 +206,63 @@ def evaluate(
     _exit_on_loss(opened)
 
 
+@app.command("train-head")
+def train_head(
+    out: Annotated[Path, typer.Option("--out", help="File to write, .safetensors.")],
+    label: Annotated[
+        str, typer.Option(help="overlap (exact acceptance) or accepted (decisions).")
+    ] = "overlap",
+    mismatch_weight: Annotated[
+        float, typer.Option(help="Weight of rejections; SpecDec++ uses 6.")
+    ] = 1.0,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompt file, repeatable. [default: the training suite]"),
+    ] = None,
+    target: Annotated[str, typer.Option(help="As in collect.")] = "embedded",
+    drafter: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    skip_layers: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    temperature: Annotated[float, typer.Option(help="As in collect.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="As in collect.")] = 0.95,
+    num_speculative_tokens: Annotated[int, typer.Option(help="As in collect.")] = 5,
+    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to learn from.")] = 30_000,
+    seed: int = 1,
+    device: Annotated[str, typer.Option(help="As in collect.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Train a linear confidence head on the drafter's hidden state."""
+    _require_engine()
+    from draftlab.engine.collect import Settings
+    from draftlab.engine.training import train_head as run
+
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        skip_layers=_parse_layers(skip_layers),
+        prompts=tuple(prompts or ()),
+        num_speculative_tokens=num_speculative_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        max_labelled=max_labelled,
+        seed=seed,
+        device=device,
+    )
+    with _progress("training", max_labelled, quiet=quiet) as advance:
+        trained = run(
+            out,
+            settings,
+            label=label,
+            mismatch_weight=mismatch_weight,
+            on_step=lambda p: advance(p.labelled, f"{p.labelled} labelled drafts"),
+        )
+    facts = trained.metadata
+    _say(
+        f"wrote {out}: {facts['pair']}, {facts['examples']} drafts of {facts['prompts']} prompts, "
+        f"held-out log-loss {facts['held_out_log_loss']:.4f}",
+        quiet=quiet,
+    )
+
+
 @app.command()
 def replay(
     log: Logs,
@@ -248,8 +310,8 @@ def replay(
 ) -> None:
     """Run vLLM's online estimator and its rivals over a log, as the engine would have."""
     from draftlab.log.reader import open_log
-    from draftlab.online.vllm import Constants
     from draftlab.online.rivals import DEFAULT_ESTIMATORS
+    from draftlab.online.vllm import Constants
     from draftlab.replaying import Settings
 
     opened = open_log(*log, strict=strict)

@@ -11,6 +11,8 @@ import pytest
 
 SUITES = ("copying", "arithmetic", "code", "chat", "fiction")
 PER_SUITE = 64
+TRAINING = 75  # prompts that only `train-head` reads
+ALL = (*SUITES, "training")
 MIN_WORDS, MAX_WORDS = 8, 120
 MAX_SHARED = 0.10
 
@@ -33,18 +35,19 @@ def ngrams(tokens: list[str], n: int) -> set[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def tokens() -> dict[str, list[str]]:
     """The words of every prompt of all suites, by prompt id."""
-    return {row["id"]: words(row["prompt"]) for suite in SUITES for row in load(suite)}
+    return {row["id"]: words(row["prompt"]) for suite in ALL for row in load(suite)}
 
 
 def test_file_names() -> None:
     names = {entry.name for entry in FOLDER.iterdir() if entry.name.endswith(".jsonl")}
-    assert names == {f"{suite}.jsonl" for suite in SUITES}
+    assert names == {f"{suite}.jsonl" for suite in ALL}
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", ALL)
 def test_rows(suite: str) -> None:
     rows = load(suite)
-    assert [row["id"] for row in rows] == [f"{suite}/{i:03d}" for i in range(PER_SUITE)]
+    count = TRAINING if suite == "training" else PER_SUITE
+    assert [row["id"] for row in rows] == [f"{suite}/{i:03d}" for i in range(count)]
     for row in rows:
         assert set(row) == {"id", "prompt"}
         assert row["prompt"].isascii()
@@ -52,7 +55,7 @@ def test_rows(suite: str) -> None:
 
 
 def test_lengths(tokens: dict[str, list[str]]) -> None:
-    assert len(tokens) == PER_SUITE * len(SUITES)
+    assert len(tokens) == PER_SUITE * len(SUITES) + TRAINING
     bad = {key: len(t) for key, t in tokens.items() if not MIN_WORDS <= len(t) <= MAX_WORDS}
     assert not bad
 

@@ -6,12 +6,13 @@ import hashlib
 import secrets
 from collections import deque
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from draftlab import provenance
+from draftlab.engine.confidence import ConfidenceHead, find_shipped_head, load_head
 from draftlab.engine.decode import Finished, Request, SpeculativeDecoder
 from draftlab.engine.drafters import Drafter, LayerSkipDrafter, ModelDrafter, search_skip_layers
 from draftlab.engine.loading import (
@@ -22,12 +23,12 @@ from draftlab.engine.loading import (
     load_stop_tokens,
     load_tokenizer,
 )
-from draftlab.engine.prompts import Prompt, load_prompts, load_suites
+from draftlab.engine.prompts import SUITES, Prompt, load_prompts, load_suites
 from draftlab.errors import InputError
 from draftlab.log.writer import LogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +69,8 @@ class Settings:
     seed: int = 0
     device: str = "cpu"
     dtype: str = "auto"
+    head: str | None = None
+    """File of a confidence head, or ``none``; None: the shipped one, where there is one."""
     tokens: bool = False
     raw_ids: bool = False
 
@@ -148,9 +151,9 @@ def collect(
     """
     settings = settings or Settings()
     settings.check()
-    prompts = load_prompts(settings.prompts) if settings.prompts else load_suites()
-    engine = _load(settings)
-    collector = _Collector(settings, engine, prompts)
+    prompts = read_prompts(settings)
+    engine = load_engine(settings)
+    collector = Collector(settings, engine, prompts)
     log = LogWriter(out, _run_metadata(settings, engine, prompts))
     with log:
         collector.run(log, on_step)
@@ -158,8 +161,8 @@ def collect(
 
 
 @dataclass(frozen=True)
-class _Engine:
-    """Models and tokenizer, loaded."""
+class Engine:
+    """Models, tokenizer and confidence head, loaded."""
 
     checkpoint: Checkpoint
     target: Model
@@ -168,26 +171,61 @@ class _Engine:
     drafter: Model | None
     drafter_name: str
     skip_layers: tuple[int, ...]
+    head: ConfidenceHead | None
+
+    @property
+    def pair(self) -> str:
+        """Target and drafter, as one label."""
+        return f"{self.checkpoint.name} + {self.drafter_name}"
 
 
-def _load(settings: Settings) -> _Engine:
+def read_prompts(settings: Settings, *, suites: Iterable[str] = SUITES) -> list[Prompt]:
+    """Return the prompts of the settings' files, or of our own suites, interleaved."""
+    return load_prompts(settings.prompts) if settings.prompts else load_suites(suites)
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Load what the settings name.
+
+    Raises
+    ------
+    InputError
+        A checkpoint, skip set, device or head is unusable.
+    """
     dtype, device = _dtype(settings), settings.device
     checkpoint = find_checkpoint(settings.target)
     target = load_model(checkpoint, dtype=dtype, device=device)
     tokenizer = load_tokenizer(checkpoint)
     stop_tokens = load_stop_tokens(checkpoint, tokenizer)
-    if settings.drafter is not None:
+    model: Model | None = None
+    skip: tuple[int, ...] = ()
+    if settings.drafter is None:
+        skip = _skip_layers(settings, target, tokenizer)
+        name = "skip {" + ",".join(map(str, sorted(skip))) + "}"
+    else:
         other = find_checkpoint(settings.drafter)
-        model = load_model(other, dtype=dtype, device=device)
+        model, name = load_model(other, dtype=dtype, device=device), other.name
         if model.config.vocab_size != target.config.vocab_size:
             raise InputError(
                 f"drafter {other.name} has {model.config.vocab_size} tokens and target "
                 f"{checkpoint.name} {target.config.vocab_size}: they must share one vocabulary"
             )
-        return _Engine(checkpoint, target, tokenizer, stop_tokens, model, other.name, ())
-    skip = _skip_layers(settings, target, tokenizer)
-    name = "skip {" + ",".join(map(str, sorted(skip))) + "}"
-    return _Engine(checkpoint, target, tokenizer, stop_tokens, None, name, skip)
+    head = _head(settings, f"{checkpoint.name} + {name}", (model or target).config.hidden_size)
+    return Engine(checkpoint, target, tokenizer, stop_tokens, model, name, skip, head)
+
+
+def _head(settings: Settings, pair: str, hidden: int) -> ConfidenceHead | None:
+    if settings.head == "none":
+        return None
+    if settings.head is None:
+        return find_shipped_head(pair)
+    head = load_head(settings.head)
+    if len(head.weight) != hidden:
+        raise InputError(
+            f"{settings.head}: the head reads {len(head.weight)} numbers, but the drafter's hidden "
+            f"state has {hidden}"
+        )
+    return head
 
 
 def _dtype(settings: Settings) -> torch.dtype:
@@ -226,7 +264,7 @@ def _search_texts(
     settings: Settings, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
     """Return a few prompts with the target's own greedy answers."""
-    prompts = load_prompts(settings.prompts) if settings.prompts else load_suites()
+    prompts = read_prompts(settings)
     texts = [encode_chat(tokenizer, [_user(p.turns[0])]) for p in prompts[:_SEARCH_PROMPTS]]
     longest = max(map(len, texts)) + _SEARCH_TOKENS
     cache = target.new_cache(len(texts), longest)
@@ -257,10 +295,27 @@ def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-class _Collector:
+class Sink(Protocol):
+    """What a collector writes to: a log writer, or something that has its two methods."""
+
+    def request(self, request: int, **columns: Any) -> None:
+        """Take columns of a request."""
+
+    def step(self, row: Mapping[str, Any] | None, drafts: Mapping[str, Any] | None = None) -> None:
+        """Take an engine step and the rows that became final in it."""
+
+
+class Collector:
     """Feeds prompts to the decoder and its results to the log."""
 
-    def __init__(self, settings: Settings, engine: _Engine, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        *,
+        keep_hidden: bool = False,
+    ) -> None:
         self._settings = settings
         self._engine = engine
         self._prompts = prompts
@@ -277,10 +332,12 @@ class _Collector:
             greedy_drafting=settings.draft_sample_method == "greedy",
             stop_tokens=engine.stop_tokens,
             seed=settings.seed,
+            head=engine.head,
+            keep_hidden=keep_hidden,
         )
         self._refill()
 
-    def run(self, log: LogWriter, on_step: Callable[[Progress], None]) -> None:
+    def run(self, log: Sink, on_step: Callable[[Progress], None]) -> None:
         """Decode until every prompt is answered or enough drafts are labelled."""
         wanted = self._settings.max_labelled
         try:
@@ -321,7 +378,7 @@ class _Collector:
             for i, prompt in enumerate(self._prompts)
         )
 
-    def _arrive(self, log: LogWriter) -> Request | None:
+    def _arrive(self, log: Sink) -> Request | None:
         if not self._queue:
             if self._settings.max_labelled is None:
                 return None
@@ -354,7 +411,7 @@ class _Collector:
             max_new_tokens=settings.max_new_tokens,
         )
 
-    def _record(self, log: LogWriter, result: StepResult) -> None:
+    def _record(self, log: Sink, result: StepResult) -> None:
         progress = self.progress
         progress.steps += 1
         progress.emitted += result.row["num_emitted"]
@@ -389,7 +446,7 @@ class _Collector:
         return hashlib.sha256((self._salt + text).encode()).hexdigest()[:16]
 
 
-def _run_metadata(settings: Settings, engine: _Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _run_metadata(settings: Settings, engine: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
     texts = "\0".join(turn for prompt in prompts for turn in prompt.turns)
     return {
         "engine": f"draftlab-reference {provenance.version()}",
@@ -404,6 +461,7 @@ def _run_metadata(settings: Settings, engine: _Engine, prompts: Sequence[Prompt]
         "vocab_size": engine.target.config.vocab_size,
         "device": _device_name(settings.device),
         "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "confidence_head": None if engine.head is None else engine.head.summary,
         "provenance": provenance.collect(
             packages=_ENGINE_PACKAGES,
             seed=settings.seed,

@@ -23,6 +23,7 @@ from draftlab.schema import Excluded
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from draftlab.engine.confidence import ConfidenceHead
     from draftlab.engine.drafters import Drafter
     from draftlab.engine.model import KeyValueCache, Model
 
@@ -131,6 +132,11 @@ class SpeculativeDecoder:
         Tokens that end a request; the stop token itself is emitted.
     seed : int
         Seed of all noise.
+    head : ConfidenceHead, optional
+        Predicts acceptance from the drafter's hidden state; fills the column ``confidence``.
+    keep_hidden : bool
+        Give the drafter's hidden states with the rows, as a column ``hidden`` [n, hidden] that is
+        not part of the log.
     """
 
     def __init__(
@@ -143,6 +149,8 @@ class SpeculativeDecoder:
         greedy_drafting: bool = False,
         stop_tokens: frozenset[int] = frozenset(),
         seed: int = 0,
+        head: ConfidenceHead | None = None,
+        keep_hidden: bool = False,
     ) -> None:
         self.target = target
         self.cache = cache
@@ -151,6 +159,8 @@ class SpeculativeDecoder:
         self.greedy_drafting = greedy_drafting
         self.stop_tokens = stop_tokens
         self.seed = seed
+        self.head = head
+        self.keep_hidden = keep_hidden
         self.slots: list[_Slot | None] = [None] * cache.keys.shape[1]
         self.steps = 0
         self._proposal: _Proposal | None = None
@@ -331,19 +341,22 @@ class SpeculativeDecoder:
         uniforms = self._uniforms([s.noise.random(2 * self.K + 1) for s in slots])
         tokens = self._tensor([s.last(2) for s in slots])
         positions = self._tensor([[s.length - 1, s.length] for s in slots])
-        drawn, all_q, all_logits = [], [], []
+        drawn, all_q, all_logits, all_hidden = [], [], [], []
         for k in range(self.K):
-            logits = self.drafter.logits(tokens, positions, rows)
+            hidden = self.drafter.hidden(tokens, positions, rows)
+            logits = self.drafter.model.head(hidden)
             q = sampling.draft_distribution(logits, temperature, greedy=self.greedy_drafting)
             tokens = sampling.draw(q, uniforms[:, k])[:, None]
             positions = positions[:, -1:] + 1
             drawn.append(tokens)
             all_q.append(q)
             all_logits.append(logits)
+            all_hidden.append(hidden)
         self._synchronize()
         draft_ms = 1e3 * (time.perf_counter() - started)
         drafts, logits = torch.cat(drawn, dim=1), torch.stack(all_logits, dim=1)
         columns = self._keys(live) | self._features(logits, temperature, drafts)
+        columns |= self._confidence(torch.stack(all_hidden, dim=1))
         self._proposal = _Proposal(drafts, torch.stack(all_q, dim=1), logits, uniforms, columns)
         return draft_ms
 
@@ -364,6 +377,14 @@ class SpeculativeDecoder:
         nonfinite = np.isnan(columns["logit_qmax"])
         excluded = np.where(nonfinite, int(Excluded.NONFINITE), 0).astype(np.uint16)
         return columns | {"excluded": excluded, "token": drafts.flatten().cpu().numpy()}
+
+    def _confidence(self, hidden: Tensor) -> Columns:
+        columns: Columns = {}
+        if self.head is not None:
+            columns["confidence"] = self.head.logits(hidden).flatten().cpu().numpy()
+        if self.keep_hidden:
+            columns["hidden"] = hidden.flatten(0, 1).float().cpu().numpy()
+        return columns
 
     def _params(self, slots: Sequence[_Slot]) -> Truncation:
         requests = [s.request for s in slots]

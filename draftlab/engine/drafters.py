@@ -26,12 +26,14 @@ class Drafter(Protocol):
 
     method: str
     """Draft method, as the log names it."""
+    model: Model
+    """Its head turns hidden states into logits."""
 
     def prefill(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> None:
         """Read the prompts of new requests: tokens and positions [rows, tokens]."""
 
-    def logits(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return logits [rows, vocab] behind the last of the given tokens [rows, 1 or 2].
+    def hidden(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the last hidden state [rows, hidden] behind the given tokens [rows, 1 or 2].
 
         The first call of a proposal gives the last two tokens of each row, the later ones the
         token just drawn.
@@ -54,11 +56,13 @@ class LayerSkipDrafter:
     def prefill(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> None:
         """Do nothing: the target has read the prompt into the shared cache."""
 
-    def logits(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return logits behind the last token; the verified prefix is the target's own."""
+    def hidden(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the state behind the last token; the verified prefix is the target's own."""
         # All but the last emitted token stand verified in the cache, better than we could write.
-        hidden = self.model(tokens[:, -1:], positions[:, -1:], self.cache, rows, self._layers)
-        return self.model.head(hidden[:, -1])  # type: ignore[no-any-return]
+        states: Tensor = self.model(
+            tokens[:, -1:], positions[:, -1:], self.cache, rows, self._layers
+        )
+        return states[:, -1]
 
 
 @dataclass
@@ -73,14 +77,14 @@ class ModelDrafter:
         """Read the prompts into the drafter's cache."""
         self.model(tokens, positions, self.cache, rows)
 
-    def logits(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        """Return logits behind the last token.
+    def hidden(self, tokens: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Return the state behind the last token.
 
         After a full acceptance the last draft token has not been read yet; with two tokens at
         the start of a proposal it always is.
         """
-        hidden = self.model(tokens, positions, self.cache, rows)
-        return self.model.head(hidden[:, -1])  # type: ignore[no-any-return]
+        states: Tensor = self.model(tokens, positions, self.cache, rows)
+        return states[:, -1]
 
 
 def search_skip_layers(
