@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NUM_FOLDS = 5
 TABLES = (
     *("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions"),
-    *("survival", "lengths", "length_calibration"),
+    *("survival", "lengths", "length_calibration", "ece_conventions"),
 )
 
 _METRICS = (
@@ -42,6 +42,7 @@ _METRICS = (
     *("auc", "auc_low", "auc_high", "log_loss", "log_loss_low", "log_loss_high"),
     *("ece", "ece_bins", "ece_debiased", "ece_null", "ece_null_high"),
     *("brier", "brier_low", "brier_high"),
+    *("brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within"),
 )
 _SELECTED = (
     "adaptive verification chose the observed rows: grades do not compare predictors; "
@@ -62,7 +63,8 @@ class Evaluation:
     lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_groups,
     n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
     ece_debiased, ece_null, ece_null_high, brier. Mean prediction, AUC, log-loss and Brier with
-    _low and _high, 95 % by group; NaN with fewer than two groups."""
+    _low and _high, 95 % by group; NaN with fewer than two groups. brier = brier_reliability -
+    brier_resolution + brier_uncertainty + brier_within, over the bins of ECE."""
     differences: pl.DataFrame
     """One row per pair of predictors, metric, scope and position, graded on the same rows: run,
     pair, drafting, scope, position, predictor_a, predictor_b, metric, difference (a - b), low,
@@ -93,6 +95,10 @@ class Evaluation:
     """The same in ten bins of equal mass by expected length: run, pair, drafting, predictor, bin,
     low, high, n_proposals, n_groups, expected_accepted, observed_accepted,
     observed_accepted_low, observed_accepted_high."""
+    ece_conventions: pl.DataFrame
+    """How ECE over all rows depends on its convention: run, pair, drafting, predictor, view, bins
+    (width, mass or smooth), n_bins, value (mean or centre of the bin), ece, ece_null (expected of
+    perfect calibration)."""
     predictions: pl.DataFrame | None
     """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
     group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor."""
@@ -146,6 +152,7 @@ class _Graded(NamedTuple):
     survival: pl.DataFrame
     lengths: pl.DataFrame
     length_calibration: pl.DataFrame
+    ece_conventions: pl.DataFrame
     predictions: pl.DataFrame | None
     notes: list[str]
 
@@ -240,6 +247,7 @@ def evaluate(
         survival=_stack(graded, "survival"),
         lengths=_stack(graded, "lengths"),
         length_calibration=_stack(graded, "length_calibration"),
+        ece_conventions=_stack(graded, "ece_conventions"),
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
         settings=_settings(options, asked, graded),
@@ -341,6 +349,12 @@ def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _
         survival=survival.metrics,
         lengths=survival.lengths,
         length_calibration=survival.length_calibration,
+        ece_conventions=pl.concat(
+            graded.conventions.select(
+                pl.lit(name).alias("predictor"), pl.lit(graded.view).alias("view"), pl.all()
+            )
+            for name, graded in grades.items()
+        ),
         predictions=_predictions(cell, frame, rows, logits)[log_order]
         if options.keep_predictions
         else None,

@@ -7,6 +7,7 @@ every interval.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 SCORES = ("auc", "log_loss", "brier", "mean_prediction")
 """Metrics that have an interval, in the order of `Grade.influence`."""
+_WIDTHS = (10, 15, 20)
+"""Counts of equal-width bins in use: netcal; torchmetrics and SGLang; DeepSpec."""
+_NUM_BINNED = 5
+_BRIER_PARTS = ("brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within")
 _LIMITS = {
     "auc": (0.0, 1.0),
     "log_loss": (0.0, np.inf),
@@ -38,10 +43,14 @@ class Grade(NamedTuple):
 
     table: pl.DataFrame
     """One row per scope and entry: scope, dataset, position, n, n_accepted, n_groups,
-    mean_prediction, auc, log_loss, ece, ece_debiased, ece_null, ece_null_high, brier, and
-    _low and _high of `SCORES`."""
+    mean_prediction, auc, log_loss, ece, ece_debiased, ece_null, ece_null_high, brier, its parts
+    brier_reliability, brier_resolution, brier_uncertainty and brier_within, and _low and _high
+    of `SCORES`."""
     reliability: pl.DataFrame
     """One row per bin over all rows: bin, low, high, n, n_accepted, mean_prediction, rate."""
+    conventions: pl.DataFrame
+    """ECE over all rows by convention: bins, n_bins, value, ece, ece_null (what perfect
+    calibration would show; NaN where that is not known)."""
     logit: FloatArray
     """(n,): the log-odds that were graded."""
     influence: dict[str, FloatArray]
@@ -50,12 +59,13 @@ class Grade(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over rows: by cell and bin (D * K, n_bins), the last three by unit (U,)."""
+    """Sums over rows: the first `_NUM_BINNED` by cell and bin (D * K, n_bins), then by unit."""
 
     n: IntArray
     accepted: IntArray
     predicted: FloatArray
     variance: FloatArray
+    predicted_accepted: FloatArray
     unit_loss: FloatArray
     unit_squares: FloatArray
     unit_predicted: FloatArray
@@ -127,7 +137,9 @@ def grade(
     if view != rows.view:
         raise ValueError(f"{view} predictions do not meet {rows.view} labels: the views never mix")
     logit = _log_odds(rows, feature, slopes, intercepts)
-    sums = _sum_rows(rows, logit, n_bins)
+    prob: FloatArray = expit(logit)
+    fine = _sum_rows(rows, logit, prob, math.lcm(n_bins, *_WIDTHS))
+    sums = _coarser(fine, n_bins)
     by_feature = (orders or Orders(rows)).of(feature)
     by_logit = _merge(logit, by_feature, slopes)
     tables, influences = [], {}
@@ -144,7 +156,14 @@ def grade(
             wins = _unit_wins(rows, scope, logit, by_logit)
         table, influences[scope.name] = _scope_table(rows, scope, sums, wins)
         tables.append(table)
-    return Grade(pl.concat(tables), _reliability(sums, n_bins), logit, influences, view)
+    return Grade(
+        table=pl.concat(tables),
+        reliability=_reliability(sums, n_bins),
+        conventions=_conventions(rows, prob, fine, n_bins),
+        logit=logit,
+        influence=influences,
+        view=view,
+    )
 
 
 def _log_odds(
@@ -157,20 +176,66 @@ def _log_odds(
     return logit
 
 
-def _sum_rows(rows: Rows, logit: FloatArray, n_bins: int) -> _Sums:
-    prob: FloatArray = expit(logit)
+def _sum_rows(rows: Rows, logit: FloatArray, prob: FloatArray, n_bins: int) -> _Sums:
     code = rows.cell * n_bins + metrics.bin_index(prob, metrics.bin_edges(n_bins))
     shape = (rows.num_cells, n_bins)
     size = rows.num_cells * n_bins
+    accepted_code, accepted_prob = code[rows.accepted], prob[rows.accepted]
     return _Sums(
         n=np.bincount(code, minlength=size).reshape(shape),
-        accepted=np.bincount(code[rows.accepted], minlength=size).reshape(shape),
+        accepted=np.bincount(accepted_code, minlength=size).reshape(shape),
         predicted=sum_by(code, prob, size).reshape(shape),
         variance=sum_by(code, prob * (1 - prob), size).reshape(shape),
+        predicted_accepted=sum_by(accepted_code, accepted_prob, size).reshape(shape),
         unit_loss=rows.sum_units(metrics.row_log_loss(rows.accepted, logit)),
         unit_squares=rows.sum_units((prob - rows.accepted) ** 2),
         unit_predicted=rows.sum_units(prob),
     )
+
+
+def _coarser(sums: _Sums, n_bins: int) -> _Sums:
+    """Add up bins: the edges of the coarser ones are among those of the finer ones."""
+    by_bin = [total.reshape(len(total), n_bins, -1).sum(axis=2) for total in sums[:_NUM_BINNED]]
+    return _Sums(*by_bin, *sums[_NUM_BINNED:])
+
+
+def _conventions(rows: Rows, prob: FloatArray, fine: _Sums, n_bins: int) -> pl.DataFrame:
+    """Grade all rows by every convention that is in use: the number moves with them."""
+    kinds: list[tuple[str, int | None, str]] = [
+        *(("width", n, "mean") for n in sorted({*_WIDTHS, n_bins})),
+        ("width", 20, "centre"),
+        ("mass", n_bins, "mean"),
+        ("smooth", None, "none"),
+    ]
+    found: list[tuple[float, float]] = []
+    for bins, count, value in kinds:
+        if count is None:
+            found.append((metrics.smooth_ece(rows.accepted, prob), float("nan")))
+        elif bins == "mass":
+            null = metrics.ece_null(prob, n_bins=count, bins="mass").expected
+            found.append((metrics.ece(rows.accepted, prob, n_bins=count, bins="mass"), null))
+        else:
+            found.append(_width_convention(fine, count, value))
+    return pl.DataFrame(
+        {
+            "bins": [bins for bins, _, _ in kinds],
+            "n_bins": pl.Series([count for _, count, _ in kinds], dtype=pl.Int32),
+            "value": [value for _, _, value in kinds],
+            "ece": [error for error, _ in found],
+            "ece_null": [null for _, null in found],
+        }
+    )
+
+
+def _width_convention(fine: _Sums, n_bins: int, value: str) -> tuple[float, float]:
+    total = [by_cell.sum(axis=0) for by_cell in _coarser(fine, n_bins)[:_NUM_BINNED]]
+    n, accepted, predicted, variance = total[:4]
+    if value == "centre":
+        edges = metrics.bin_edges(n_bins)
+        middle = n * (edges[:-1] + edges[1:]) / 2
+        return float(metrics.ece_of_bins(n, accepted, middle)), float("nan")
+    null, _ = metrics.ece_null_of_bins(n, variance)
+    return float(metrics.ece_of_bins(n, accepted, predicted)), float(null)
 
 
 def _rises(feature: FloatArray, order: IntArray) -> bool:
@@ -232,7 +297,9 @@ def _turn(rows: Rows, scope: Scope, wins: IntArray, slopes: FloatArray) -> IntAr
 def _scope_table(
     rows: Rows, scope: Scope, sums: _Sums, wins: IntArray
 ) -> tuple[pl.DataFrame, FloatArray]:
-    n, accepted, predicted, variance = (scope.total(by_cell) for by_cell in sums[:4])
+    n, accepted, predicted, variance, predicted_accepted = (
+        scope.total(by_cell) for by_cell in sums[:_NUM_BINNED]
+    )
     clusters = rows.clusters[scope.name]
     size = clusters.total(rows.units.n[clusters.inside])
     above = {
@@ -260,6 +327,8 @@ def _scope_table(
         "ece_null": null,
         "ece_null_high": null_high,
     }
+    parts = metrics.brier_parts_of_bins(n, accepted, predicted, variance, predicted_accepted)
+    columns |= dict(zip(_BRIER_PARTS, parts, strict=True))
     for name in SCORES:
         estimate, of_group = ratios[name]
         half = half_width(of_group, clusters.entry, len(scope), strata_of(name, clusters))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.fft import dct, idct
 from scipy.special import erf
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 IntArray = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 Bins = Literal["width", "mass"]
+Value = Literal["mean", "centre"]
+"""What stands for the predictions of a bin: their mean, or the bin's middle."""
 
 NUM_BINS = 15
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -26,6 +29,8 @@ _EPSILON = float(np.finfo(np.float64).eps)
 _HALF_NORMAL_MEAN = float(np.sqrt(2 / np.pi))
 _HALF_NORMAL_THIRD = float(_HALF_NORMAL_MEAN * (4 / np.pi - 1))
 _Z95 = 1.6448536269514722
+_GRID = 4096
+_BANDWIDTH_STEP = 1e-6
 
 
 class EceNull(NamedTuple):
@@ -34,6 +39,20 @@ class EceNull(NamedTuple):
     expected: float
     high: float
     """Upper 95 % quantile."""
+
+
+class BrierParts(NamedTuple):
+    """Brier = reliability - resolution + uncertainty + within, exactly."""
+
+    reliability: float
+    """Squared gap of rate and mean prediction; 0 is perfect."""
+    resolution: float
+    """Spread of the rates around the overall rate; more is better."""
+    uncertainty: float
+    """rate (1 - rate) of all rows: the Brier score of the constant floor."""
+    within: float
+    """Variance of predictions within bins less twice their covariance with the labels: negative
+    if a finer look at the predictions would tell more."""
 
 
 class Reliability(NamedTuple):
@@ -238,7 +257,12 @@ def brier(y: npt.ArrayLike, prob: npt.ArrayLike) -> float:
 
 
 def ece(
-    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+    y: npt.ArrayLike,
+    prob: npt.ArrayLike,
+    *,
+    n_bins: int = NUM_BINS,
+    bins: Bins = "width",
+    value: Value = "mean",
 ) -> float:
     """Return the expected calibration error of binary predictions, in [0, 1].
 
@@ -257,6 +281,9 @@ def ece(
     bins : {"width", "mass"}
         Equal width, or edges at the i/n quantiles of ``prob`` (equal predictions stay
         together, so bins may be unequal or empty).
+    value : {"mean", "centre"}
+        Compare the rate with the mean prediction of the bin, or with its middle, as
+        TensorRT-LLM does: that shows an error of calibrated predictions too.
 
     Returns
     -------
@@ -274,8 +301,112 @@ def ece(
     >>> ece([1, 0], [0.75, 0.25])
     0.25
     """
-    _, n, accepted, predicted, _ = _bin(y, prob, n_bins, bins)
+    edges, n, accepted, predicted, _ = _bin(y, prob, n_bins, bins)
+    if value == "centre":
+        predicted = n * (edges[:-1] + edges[1:]) / 2
+    elif value != "mean":
+        raise ValueError(f"unknown value {value!r}; known: 'centre', 'mean'")
     return float(ece_of_bins(n, accepted, predicted))
+
+
+def smooth_ece(y: npt.ArrayLike, prob: npt.ArrayLike, *, bandwidth: float | None = None) -> float:
+    """Return the smooth calibration error of Blasiok and Nakkiran (ICLR 2024): no bins.
+
+    The residuals label - prediction are smoothed over the prediction axis by a Gaussian that is
+    reflected at 0 and 1, and the absolute value is integrated. The bandwidth is the one that
+    equals the error that it shows; no parameter is left to choose. Predictions are spread over
+    the neighbours on a grid of step 1/4096.
+
+    Parameters
+    ----------
+    y : (n,) bool
+    prob : (n,) float64
+        Predicted probability of acceptance.
+    bandwidth : float, optional
+        Fixed, on the scale of probabilities.
+
+    Returns
+    -------
+    float
+        In [0, 1]; NaN when n is 0. It too is biased upward for small n.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ, a label is not 0 or 1, a probability lies outside [0, 1], or the
+        bandwidth is not positive.
+
+    Examples
+    --------
+    >>> round(smooth_ece([1, 1, 0, 1], [0.5, 0.5, 0.5, 0.5]), 3)
+    0.25
+    """
+    label, values = _check_prob(y, prob)
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    if len(label) == 0:
+        return float("nan")
+    spectrum = _residual_spectrum(label, values)
+    if bandwidth is not None:
+        return _smoothed_error(spectrum, bandwidth)
+    # the error falls as the bandwidth rises: one crossing, found by bisection
+    low, high = 0.0, 1.0
+    while high - low > _BANDWIDTH_STEP:
+        middle = (low + high) / 2
+        if _smoothed_error(spectrum, middle) < middle:
+            high = middle
+        else:
+            low = middle
+    return _smoothed_error(spectrum, high)
+
+
+def _residual_spectrum(label: BoolArray, values: FloatArray) -> FloatArray:
+    """Return the cosine transform of the residuals on the grid: what a reflected kernel scales."""
+    place = values * _GRID
+    lower = np.minimum(place.astype(np.int64), _GRID - 1)
+    upper_share = place - lower
+    residual = (label - values) / len(label)
+    grid = sum_by(lower, residual * (1 - upper_share), _GRID + 1)
+    grid += sum_by(lower + 1, residual * upper_share, _GRID + 1)
+    grid[[0, -1]] *= 2  # a point on the mirror is its own image
+    return np.asarray(dct(grid, type=1))
+
+
+def _smoothed_error(spectrum: FloatArray, bandwidth: float) -> float:
+    frequency = np.pi * np.arange(_GRID + 1)
+    smooth = idct(spectrum * np.exp(-0.5 * (bandwidth * frequency) ** 2), type=1)
+    weight = np.ones(_GRID + 1)
+    weight[[0, -1]] = 0.5  # trapezoids
+    return float(np.abs(smooth) @ weight)
+
+
+def brier_decomposition(
+    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+) -> BrierParts:
+    """Split the Brier score over bins (Murphy 1973), exactly (Stephenson et al. 2008).
+
+    Murphy's three parts sum to the score only if predictions within a bin are equal; ``within``
+    is the rest. Parameters and errors are those of `ece`.
+
+    Examples
+    --------
+    >>> parts = brier_decomposition([1, 0, 1, 1], [0.9, 0.1, 0.6, 0.6], n_bins=2)
+    >>> round(parts.reliability - parts.resolution + parts.uncertainty + parts.within, 4)
+    0.085
+    >>> round(brier([1, 0, 1, 1], [0.9, 0.1, 0.6, 0.6]), 4)
+    0.085
+    """
+    label, values = _check_prob(y, prob)
+    index = _bin_index(values, n_bins, bins)
+    n, accepted = (np.bincount(i, minlength=n_bins) for i in (index, index[label]))
+    parts = brier_parts_of_bins(
+        n,
+        accepted,
+        sum_by(index, values, n_bins),
+        sum_by(index, values * (1 - values), n_bins),
+        sum_by(index[label], values[label], n_bins),
+    )
+    return BrierParts(*(float(part) for part in parts))
 
 
 def ece_debiased(
@@ -410,6 +541,30 @@ def ece_null_of_bins(
     return divide(expected, total), divide(expected + spread * quantile, total)
 
 
+def brier_parts_of_bins(
+    n: np.ndarray[Any, Any],
+    accepted: np.ndarray[Any, Any],
+    predicted: FloatArray,
+    variance: FloatArray,
+    predicted_accepted: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return the parts of `BrierParts` from sums per bin.
+
+    ``variance`` sums p (1 - p), ``predicted_accepted`` sums p over accepted rows.
+    """
+    total = n.sum(axis=-1)
+    size = np.maximum(n, 1)
+    rate, mean = accepted / size, predicted / size
+    overall = divide(accepted.sum(axis=-1), total)
+    reliability = divide((n * (mean - rate) ** 2).sum(axis=-1), total)
+    resolution = divide((n * (rate - overall[..., None]) ** 2).sum(axis=-1), total)
+    squares = predicted - variance
+    spread = squares - predicted * mean
+    covariance = predicted_accepted - accepted * mean
+    within = divide((spread - 2 * covariance).sum(axis=-1), total)
+    return reliability, resolution, overall * (1 - overall), within
+
+
 def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     """Divide elementwise; NaN where the denominator is 0: undefined is never a number."""
     below = np.asarray(denominator, dtype=np.float64)
@@ -454,16 +609,25 @@ def _bin(
 ) -> tuple[FloatArray, IntArray, IntArray, FloatArray, FloatArray]:
     """Return edges and, per bin: n, accepted, sum of predictions, sum of p (1 - p)."""
     label, values = _check_prob(y, prob)
-    edges = bin_edges(n_bins)
-    if bins == "mass":
-        edges = np.quantile(values, edges) if len(values) else edges
-    elif bins != "width":
-        raise ValueError(f"unknown bins {bins!r}; known: 'mass', 'width'")
+    edges = _edges(values, n_bins, bins)
     index = bin_index(values, edges)
     n, accepted = (np.bincount(i, minlength=n_bins) for i in (index, index[label]))
     predicted = sum_by(index, values, n_bins)
     variance = sum_by(index, values * (1 - values), n_bins)
     return edges, n, accepted, predicted, variance
+
+
+def _edges(values: FloatArray, n_bins: int, bins: Bins) -> FloatArray:
+    edges = bin_edges(n_bins)
+    if bins == "mass":
+        return np.quantile(values, edges) if len(values) else edges
+    if bins != "width":
+        raise ValueError(f"unknown bins {bins!r}; known: 'mass', 'width'")
+    return edges
+
+
+def _bin_index(values: FloatArray, n_bins: int, bins: Bins) -> IntArray:
+    return bin_index(values, _edges(values, n_bins, bins))
 
 
 def check_rows(y: npt.ArrayLike, values: npt.ArrayLike, name: str) -> tuple[BoolArray, FloatArray]:

@@ -34,6 +34,7 @@ SURVIVAL_COLUMNS = (
     *("auc", "auc_low", "auc_high", "log_loss", "log_loss_low", "log_loss_high"),
     *("ece", "ece_bins", "ece_debiased", "ece_null", "ece_null_high"),
     *("brier", "brier_low", "brier_high"),
+    *("brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within"),
 )
 _LENGTHS: dict[str, Any] = {
     "dataset": pl.String,

@@ -252,6 +252,30 @@ def test_reliability_is_the_overall_ece(crossed: Evaluation) -> None:
         assert len(table) == 15
 
 
+def test_ece_by_convention_and_the_parts_of_brier(crossed: Evaluation) -> None:
+    assert crossed.predictions is not None
+    y, logit = (crossed.predictions[c].to_numpy() for c in ("accepted", "entropy"))
+    prob = expit(logit)
+    table = crossed.ece_conventions.filter(predictor="entropy")
+    assert table["view"].unique().to_list() == ["conditional"]
+    found = {(bins, n, value): ece
+             for bins, n, value, ece in table["bins", "n_bins", "value", "ece"].rows()}  # fmt: skip
+    assert found == {
+        ("width", 10, "mean"): pytest.approx(metrics.ece(y, prob, n_bins=10), abs=EXACT),
+        ("width", 15, "mean"): pytest.approx(metrics.ece(y, prob), abs=EXACT),
+        ("width", 20, "mean"): pytest.approx(metrics.ece(y, prob, n_bins=20), abs=EXACT),
+        ("width", 20, "centre"): pytest.approx(
+            metrics.ece(y, prob, n_bins=20, value="centre"), abs=EXACT
+        ),
+        ("mass", 15, "mean"): pytest.approx(metrics.ece(y, prob, bins="mass"), abs=EXACT),
+        ("smooth", None, "none"): pytest.approx(metrics.smooth_ece(y, prob), abs=1e-9),
+    }
+    row = only(crossed, "entropy")
+    parts = metrics.brier_decomposition(y, prob)
+    for name, part in parts._asdict().items():
+        assert row[f"brier_{name}"] == pytest.approx(part, abs=EXACT)
+
+
 def test_the_constant_floor_ranks_nothing(crossed: Evaluation) -> None:
     scores = crossed.metrics.filter(predictor="constant")["auc"].drop_nans()
     assert scores.unique().to_list() == [0.5]

@@ -262,10 +262,87 @@ def test_debiasing_takes_bias_away_and_leaves_a_clear_error() -> None:
     assert metrics.ece_debiased(y, off) == pytest.approx(metrics.ece(y, off), abs=EXACT)
 
 
+def test_c39_the_centre_of_a_bin_shows_error_of_calibrated_data() -> None:
+    y, prob = np.arange(100) < 96, np.full(100, 0.96)
+    assert metrics.ece(y, prob, n_bins=20, value="centre") == pytest.approx(0.015, abs=EXACT)
+
+
+# --- smooth ECE
+
+
+def direct_smooth_ece(y: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], width: float) -> float:
+    """Sum the reflected Gaussians of every row: the definition, on 2,001 points."""
+    t = np.linspace(0, 1, 2001)
+    images = np.concatenate([2.0 * m + sign * prob for m in range(-3, 4) for sign in (1, -1)])
+    residual = np.tile((y - prob) / len(y), 14)
+    kernel = np.exp(-((t[:, None] - images) ** 2) / (2 * width**2)) / (width * np.sqrt(2 * np.pi))
+    return float(np.trapezoid(np.abs(kernel @ residual), t))
+
+
+@pytest.mark.parametrize("width", [0.02, 0.1, 0.5])
+def test_smooth_ece_equals_its_definition(width: float) -> None:
+    y, logit = random_rows(500)
+    prob = np.concatenate([expit(logit[:-2] - 0.5), [0.0, 1.0]])
+    found = metrics.smooth_ece(y, prob, bandwidth=width)
+    assert found == pytest.approx(direct_smooth_ece(y, prob, width), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("seed", "n", "shift", "scale", "relplot", "at_tenth"),
+    [
+        (0, 2000, 0.0, 1.0, 0.025150503580641418, 0.017215259214652855),
+        (1, 2000, 0.5, 1.0, 0.059105682792951024, 0.058231064485614215),
+        (2, 5000, 0.0, 0.5, 0.09286364933051659, 0.09148400396460568),
+        (3, 300, -1.0, 1.0, 0.17411368795661397, 0.1738564266055166),
+    ],
+)
+def test_smooth_ece_agrees_with_relplot(
+    seed: int, n: int, shift: float, scale: float, relplot: float, at_tenth: float
+) -> None:
+    # relplot 1.0.3, smECE(prob, y) and smECE_sigma(prob, y, 0.1) on the rows below
+    rng = np.random.default_rng(seed)
+    logit = rng.normal(0.5, 2.0, n)
+    y = rng.random(n) < 1 / (1 + np.exp(-logit))
+    prob = 1 / (1 + np.exp(-(scale * logit + shift)))
+    # it evaluates 200 points and stops at a bandwidth step of 0.001
+    assert metrics.smooth_ece(y, prob) == pytest.approx(relplot, abs=1e-3)
+    assert metrics.smooth_ece(y, prob, bandwidth=0.1) == pytest.approx(at_tenth, abs=1e-3)
+
+
+def test_smooth_ece_is_the_error_at_its_own_bandwidth() -> None:
+    y, logit = random_rows(2000)
+    prob = expit(logit + 0.3)
+    error = metrics.smooth_ece(y, prob)
+    assert metrics.smooth_ece(y, prob, bandwidth=error) == pytest.approx(error, abs=2e-6)
+    # all residuals of one sign: smoothing moves mass but loses none
+    assert metrics.smooth_ece([1, 1], [0.2, 0.6]) == pytest.approx(0.6, abs=1e-9)
+
+
+# --- Brier decomposition
+
+
+@given(labelled(), st.integers(1, 20))
+def test_the_parts_of_brier_sum_to_it(rows: Arrays, n_bins: int) -> None:
+    y, prob = rows
+    parts = metrics.brier_decomposition(y, prob, n_bins=n_bins)
+    total = parts.reliability - parts.resolution + parts.uncertainty + parts.within
+    assert total == pytest.approx(metrics.brier(y, prob), abs=EXACT)
+    assert parts.reliability >= 0
+    assert parts.resolution >= 0
+
+
+def test_the_parts_of_brier_by_hand() -> None:
+    # bin 0: rate 1/2, mean 1/4; bin 1: rate 1, mean 3/4; overall rate 3/4
+    parts = metrics.brier_decomposition([0, 1, 1, 1], [0.25, 0.25, 0.75, 0.75], n_bins=2)
+    assert parts == pytest.approx((0.0625, 0.0625, 0.1875, 0.0), abs=EXACT)
+
+
 # --- edges of the input
 
 
-@pytest.mark.parametrize("metric", [metrics.ece, metrics.ece_debiased, metrics.log_loss])
+@pytest.mark.parametrize(
+    "metric", [metrics.ece, metrics.ece_debiased, metrics.log_loss, metrics.smooth_ece]
+)
 def test_nothing_has_no_metric(metric: Any) -> None:
     assert np.isnan(metric([], []))
 
@@ -282,6 +359,8 @@ def test_nothing_has_no_metric(metric: Any) -> None:
         (lambda: metrics.ece([1, 0], [-0.1, 0.5]), r"in \[0, 1\]"),
         (lambda: metrics.ece([1], [0.5], n_bins=0), "n_bins"),
         (lambda: metrics.ece([1], [0.5], bins="centre"), "unknown bins 'centre'"),  # type: ignore[arg-type]
+        (lambda: metrics.ece([1], [0.5], value="middle"), "unknown value 'middle'"),  # type: ignore[arg-type]
+        (lambda: metrics.smooth_ece([1], [0.5], bandwidth=0.0), "bandwidth must be positive"),
         (lambda: metrics.ece_null([1.2]), r"in \[0, 1\]"),
         (lambda: metrics.log_loss_from_prob([1], [1.2]), r"in \[0, 1\]"),
     ],
