@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        synth_log(
-            folder, num_requests=arguments.requests, num_positions=7, datasets=DATASETS
-        )
+        synth_log(folder, num_requests=arguments.requests, num_positions=7, datasets=DATASETS)
         ours = statistics.median(_time(lambda: _ours(folder)) for _ in range(arguments.repeats))
         result = _ours(folder)
         assert result.predictions is not None

@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftlab import evaluate, open_log
 from draftlab.engine.collect import Progress, Settings, collect
+from draftlab.engine.confidence import ConfidenceHead, save_head
+from draftlab.engine.training import train_head
 from draftlab.errors import InputError
 from draftlab.log.checks import run_checks
 
@@ -219,3 +221,64 @@ def test_an_interruption_keeps_what_is_there(
     assert log.steps.collect().height == 6
     assert [f.code for f in run_checks(log) if f.severity != "note"] == []
     assert log.runs[0].metadata["closed"]
+
+
+def test_a_trained_head_is_logged_as_confidence(
+    tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]
+) -> None:
+    """Trained on one run, graded on another: better than no feature, known before the draw."""
+    learn = settings(checkpoint, prompts, max_labelled=3000, concurrency=12, seed=5)
+    head = train_head(tmp_path / "head.safetensors", learn)
+    assert head.metadata["pair"].endswith("skip {1}")
+    assert head.metadata["examples"] >= 3000
+    graded = settings(
+        checkpoint,
+        prompts,
+        max_labelled=3000,
+        concurrency=12,
+        head=str(tmp_path / "head.safetensors"),
+    )
+    collect(tmp_path / "log", graded)
+    log = open_log(tmp_path / "log")
+    assert log.runs[0].metadata["confidence_head"]["label"] == "overlap"
+    assert log.drafts.select("confidence").collect().null_count().item() == 0
+    metrics = evaluate(log, predictors=["confidence", "constant"]).metrics
+    overall = metrics.filter(scope="overall")
+    by_name = {row["predictor"]: row for row in overall.to_dicts()}
+    assert by_name["confidence"]["lossless"]
+    assert not by_name["confidence"]["fitted"]
+    assert by_name["confidence"]["log_loss"] < by_name["constant"]["log_loss"] - 0.01
+
+
+def test_a_cautious_head_predicts_less(
+    tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]
+) -> None:
+    learn = settings(checkpoint, prompts, max_labelled=800, seed=5)
+    fair = train_head(tmp_path / "fair.safetensors", learn, label="accepted")
+    cautious = train_head(
+        tmp_path / "cautious.safetensors", learn, label="accepted", mismatch_weight=6.0
+    )
+    states = torch.randn(200, 3, 32, generator=torch.Generator().manual_seed(0))
+    assert cautious.logits(states).mean() < fair.logits(states).mean() - 0.5
+
+
+def test_bad_heads_are_named(tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]) -> None:
+    for name in ("absent", "text"):
+        path = tmp_path / f"{name}.safetensors"
+        if name == "text":
+            path.write_text("no tensors")
+        with pytest.raises(InputError, match="is not a confidence head"):
+            collect(tmp_path / "log", settings(checkpoint, prompts, head=str(path)))
+    with pytest.raises(InputError, match="unknown label 'target'"):
+        train_head(tmp_path / "x", settings(checkpoint, prompts), label="target")
+    small = ConfidenceHead(
+        torch.zeros(8),
+        torch.zeros(3),
+        {"pair": "", "label": "", "temperature": 1, "provenance": {}},
+    )
+    save_head(small, tmp_path / "small.safetensors")
+    with pytest.raises(InputError, match="the head reads 8 numbers"):
+        collect(
+            tmp_path / "log",
+            settings(checkpoint, prompts, head=str(tmp_path / "small.safetensors")),
+        )
