@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from draftlab.predictors.logistic import FALLBACK_RIDGE, Fit, fit_logistic, fit_own_slopes
+from draftlab.predictors.logistic import (
+    FALLBACK_RIDGE,
+    Fit,
+    fit_logistic,
+    fit_logistic_folds,
+    fit_own_slopes,
+)
 
 if TYPE_CHECKING:
     from draftlab.metrics import FloatArray, IntArray
@@ -53,16 +59,17 @@ def refit(
     if predictor.fit is None:
         return np.ones(shape), np.zeros(shape), []
 
-    def fit(index: IntArray, fitter: Fitter) -> Fit:
+    def fit(rows_of: slice | IntArray, fitter: Fitter) -> Fit:
         return fitter(
-            feature[index], rows.position[index], rows.accepted[index], rows.num_positions
+            feature[rows_of], rows.position[rows_of], rows.accepted[rows_of], rows.num_positions
         )
 
     is_logistic = predictor.fit is fit_logistic
     whole = fit_own_slopes if is_logistic and own_slopes else predictor.fit
-    full = fit(np.arange(len(feature)), whole)
+    full = fit(slice(None), whole)
     # the fit on all rows is a good start for the others
-    part = _warm(full) if is_logistic and not own_slopes else whole
+    warm = is_logistic and not own_slopes
+    part = _warm(full) if warm else whole
 
     tables = [_table(predictor.name, None, None, full)]
     for code, dataset in enumerate(rows.datasets):
@@ -71,7 +78,11 @@ def refit(
             tables.append(_table(predictor.name, dataset, None, fit(index, part)))
     fits = [full]
     if rows.num_folds > 1:
-        fits = [fit(np.flatnonzero(rows.fold != f), part) for f in range(rows.num_folds)]
+        data = (feature, rows.position, rows.accepted, rows.num_positions)
+        if warm:
+            fits = fit_logistic_folds(*data, rows.fold_slices, full)
+        else:
+            fits = [fit(np.flatnonzero(rows.fold != f), part) for f in range(rows.num_folds)]
         tables += [_table(predictor.name, None, fold, one) for fold, one in enumerate(fits)]
     return np.stack([f.slopes for f in fits]), np.stack([f.intercepts for f in fits]), tables
 

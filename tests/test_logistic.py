@@ -17,6 +17,7 @@ from draftlab.predictors.logistic import (
     Fit,
     fit_constant,
     fit_logistic,
+    fit_logistic_folds,
     fit_own_slopes,
     fit_rates,
 )
@@ -60,6 +61,32 @@ def test_gradient_is_zero_at_the_optimum() -> None:
     residual = accepted - expit(fit.log_odds(feature, position))
     assert abs(residual @ feature) < 1e-8
     assert np.abs(np.bincount(position, residual)).max() < 1e-8
+
+
+def test_folds_equal_fits_without_their_rows() -> None:
+    feature, position, accepted = random_rows(30_000, seed=3)
+    order = np.lexsort((position, np.arange(30_000) * 5 // 30_000))
+    feature, position, accepted = feature[order], position[order], accepted[order]
+    folds = [slice(6000 * f, 6000 * (f + 1)) for f in range(5)]
+    full = fit_logistic(feature, position, accepted, 4)
+    for fold, fit in zip(
+        folds, fit_logistic_folds(feature, position, accepted, 4, folds, full), strict=True
+    ):
+        rest = np.ones(30_000, dtype=bool)
+        rest[fold] = False
+        alone = fit_logistic(feature[rest], position[rest], accepted[rest], 4)
+        np.testing.assert_allclose(fit.intercepts, alone.intercepts, atol=1e-9)
+        assert fit.slope == pytest.approx(alone.slope, abs=1e-9)
+        assert fit.log_likelihood == pytest.approx(alone.log_likelihood, rel=ROUNDING)
+        assert fit.counts.tolist() == alone.counts.tolist()
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    feature, position, accepted = random_rows(20_000)
+    order = np.argsort(position, kind="stable")
+    fit = fit_logistic(feature, position, accepted, 4)
+    ordered = fit_logistic(feature[order], position[order], accepted[order], 4)
+    np.testing.assert_allclose(fit.intercepts, ordered.intercepts, atol=1e-10)
 
 
 def test_ridge_equals_scikit_learn() -> None:

@@ -7,6 +7,7 @@ eliminated, the slope is a scalar, so that an iteration costs O(n) and no design
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from draftlab.metrics import BoolArray, FloatArray, IntArray, sum_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Status = Literal["converged", "separable", "not_converged"]
 Positions = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
@@ -22,17 +23,21 @@ Positions = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 FALLBACK_RIDGE = 1e-3
 """Ridge on slope and intercepts where no finite maximum exists."""
 MAX_ITERATIONS = 100
-STEP_TOLERANCE = 1e-9
-"""Length of the last Newton step in standard errors, sqrt(g' H^-1 g). It bounds step and
-gradient at once, whatever the feature's unit; convergence is quadratic, so the error after
-that step is far smaller."""
+STEP_TOLERANCE = 1e-7
+"""Standard errors. The length of a Newton step, sqrt(g' H^-1 g), bounds step and gradient at once,
+whatever the feature's unit. A step is the last one if its length times the ratio to the step
+before is less: convergence is quadratic, so what remains after it is smaller by far."""
 _MAX_HALVINGS = 40
 _FLAT = 1e-12
 """Share of the slope's curvature, below which it is the rounding of a feature that is constant
 within every position and says nothing beyond the position: its slope stays where it started."""
 _ROUNDING = 1e-13
-_BLOCK = 16_384
+_BLOCK = 8192
 """Rows at a time, so that intermediate arrays stay in the processor's cache: twice as fast."""
+_FACTORS = 512
+"""Factors 1 + exp(-|z|) <= 2 in one product, whose logarithm is then that of all of them."""
+_ENOUGH = 2048
+"""Rows of each run that are looked at before all are, to see that data are not separable."""
 
 
 @dataclass(frozen=True)
@@ -129,36 +134,95 @@ def fit_logistic(
     ('separable', 5.839)
     """
     _check(feature, position, accepted, num_positions)
-    separable = _is_separable(feature, position, accepted, num_positions)
+    problem = _Problem(feature, position, accepted, num_positions)
+    return _solve(problem, ridge, start, None)
+
+
+def fit_logistic_folds(
+    feature: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    num_positions: int,
+    folds: Sequence[slice],
+    full: Fit,
+) -> list[Fit]:
+    """Fit `fit_logistic` without the rows of each fold, starting at the fit on all rows.
+
+    Sums over all rows less those of the fold give every first step in one pass.
+
+    Parameters
+    ----------
+    feature, position, accepted, num_positions
+        As in `fit_logistic`.
+    folds : sequence of slice
+        Disjoint runs of rows that together are all of them, each with rows outside it.
+    full : Fit
+        Of all rows.
+    """
+    starts = np.array([fold.start for fold in folds])
+    whole = _Problem(feature, position, accepted, num_positions, cuts=starts)
+    slope, intercepts = _start(full, num_positions)
+    sums = whole.sums(slope, intercepts)
+    owner = np.searchsorted(starts, whole.start, side="right") - 1
+    fits = []
+    for code, fold in enumerate(folds):
+        before, behind = slice(0, fold.start), slice(fold.stop, len(feature))
+        problem = _Problem(
+            np.concatenate([feature[before], feature[behind]]),
+            np.concatenate([position[before], position[behind]]),
+            np.concatenate([accepted[before], accepted[behind]]),
+            num_positions,
+        )
+        outside = owner != code
+        fits.append(_solve(problem, 0.0, full, (whole.position[outside], sums[outside])))
+    return fits
+
+
+def _solve(
+    problem: _Problem,
+    ridge: float,
+    start: Fit | None,
+    at_start: tuple[IntArray, FloatArray] | None,
+) -> Fit:
+    """Take Newton steps to the maximum; ``at_start`` are the sums there, if they are known."""
+    num_positions = problem.num_positions
+    separable = problem.is_separable()
     if separable and ridge == 0:
         ridge = FALLBACK_RIDGE
 
     def moments(slope: float, intercepts: FloatArray) -> _Moments:
-        return _moments(feature, position, accepted, slope, intercepts, ridge)
+        sums = problem.sums(slope, intercepts)
+        return _penalised(problem.position, sums, slope, intercepts, ridge)
 
     slope, intercepts = _start(start, num_positions)
-    here = moments(slope, intercepts)
+    if at_start is None:
+        here = moments(slope, intercepts)
+    else:
+        here = _penalised(*at_start, slope, intercepts, ridge)
     status: Status = "not_converged"
-    iteration = 0
+    iteration, previous = 0, 1.0
     while status == "not_converged" and iteration < MAX_ITERATIONS:
         iteration += 1
         slope_step, step = _newton_step(here, ridge)
         # g' H^-1 g: the squared length of the step, in standard errors
         decrement = slope_step * here.slope_gradient + float(step @ here.gradient)
-        slope, intercepts, here = _advance(moments, here, slope, intercepts, slope_step, step)
-        if decrement <= STEP_TOLERANCE**2:
-            status = "converged"
-    if separable and status == "converged":
-        status = "separable"
-    counts = np.bincount(position, minlength=num_positions)
-    penalty = _penalty(slope, intercepts, ridge)
+        length = max(decrement, 0.0) ** 0.5
+        if length * min(1.0, length / previous) <= STEP_TOLERANCE:
+            # so near that the likelihood is the parabola that Newton's method takes it for
+            slope, intercepts = slope + slope_step, intercepts + step
+            here = here._replace(value=here.value + decrement / 2)
+            status = "separable" if separable else "converged"
+        else:
+            slope, intercepts, here = _advance(moments, here, slope, intercepts, slope_step, step)
+            previous = max(length, 1e-300)
+    counts = problem.counts
     return Fit(
         slopes=np.full(num_positions, slope),
         intercepts=np.where(counts > 0, intercepts, np.nan),
         status=status,
         ridge=ridge,
         iterations=iteration,
-        log_likelihood=here.value + penalty,
+        log_likelihood=here.value + _penalty(slope, intercepts, ridge),
         counts=counts,
     )
 
@@ -279,23 +343,93 @@ def _check(
         )
 
 
-def _is_separable(
-    feature: FloatArray, position: Positions, accepted: BoolArray, num_positions: int
-) -> bool:
-    """Whether some direction (w, b) never lowers the likelihood, so that no maximum is finite."""
-    cell = 2 * position.astype(np.int64) + accepted
-    low = np.full(2 * num_positions, np.inf)
-    high = np.full(2 * num_positions, -np.inf)
-    np.minimum.at(low, cell, feature)
-    np.maximum.at(high, cell, feature)
-    (low_no, low_yes), (high_no, high_yes) = low.reshape(-1, 2).T, high.reshape(-1, 2).T
-    has_no, has_yes = np.isfinite(low_no), np.isfinite(low_yes)
-    if np.any(has_no != has_yes):
-        return True  # one class only: the intercept of that position runs away
-    rising = high_no[has_no] <= low_yes[has_no]
-    falling = high_yes[has_no] <= low_no[has_no]
-    spread = np.maximum(high_no, high_yes) > np.minimum(low_no, low_yes)
-    return bool((rising.all() or falling.all()) and spread[has_no].any())
+class _Problem:
+    """Training rows by position, cut into runs that fit the cache."""
+
+    def __init__(
+        self,
+        feature: FloatArray,
+        position: Positions,
+        accepted: BoolArray,
+        num_positions: int,
+        *,
+        cuts: IntArray | None = None,
+    ) -> None:
+        self.num_positions = num_positions
+        self.counts = np.bincount(position, minlength=num_positions)
+        changes = np.flatnonzero(position[1:] != position[:-1]) + 1
+        if cuts is None and len(changes) > len(position) // _ENOUGH + num_positions:
+            order = np.argsort(position.astype(np.int16), kind="stable")
+            feature, position, accepted = feature[order], position[order], accepted[order]
+            changes = np.flatnonzero(position[1:] != position[:-1]) + 1
+        edges = [np.arange(0, len(position), _BLOCK), changes]
+        if cuts is not None:
+            edges.append(cuts[cuts < len(position)])
+        self.feature, self.accepted = feature, accepted
+        self.start = np.unique(np.concatenate(edges))
+        """First row of each run, (R,): one position, and within one block."""
+        self.position = position[self.start]
+        """Position of each run, (R,)."""
+
+    def sums(self, slope: float, intercepts: FloatArray) -> FloatArray:
+        """Return, for each run, the sums that `_penalised` adds up, (R, 6)."""
+        out = np.empty((len(self.start), 6))
+        bounds = np.searchsorted(self.start, np.arange(0, len(self.feature) + _BLOCK, _BLOCK))
+        for first, last in pairwise(bounds.tolist()):
+            stop = self.start[last] if last < len(self.start) else len(self.feature)
+            start = self.start[first]
+            local = self.start[first:last] - start
+            intercept = intercepts[self.position[first:last]]
+            rows = slice(start, stop)
+            out[first:last] = _block_sums(
+                self.feature[rows], self.accepted[rows], slope, intercept, local
+            )
+        return out
+
+    def is_separable(self) -> bool:
+        """Whether some direction (w, b) never lowers the likelihood: no maximum is finite.
+
+        If a few rows of each position are not separable, all of them are not: a direction that
+        these rows do not stop must leave every one of them where it is, and is then 0.
+        """
+        few = self._extremes(min(_ENOUGH, _BLOCK))
+        if not few.separable and few.covers(self.counts):
+            return False
+        return self._extremes(_BLOCK).separable
+
+    def _extremes(self, length: int) -> _Extremes:
+        low = np.full((self.num_positions, 2), np.inf)
+        high = np.full((self.num_positions, 2), -np.inf)
+        stops = np.append(self.start[1:], len(self.feature))
+        for start, stop, k in zip(self.start, stops, self.position, strict=True):
+            rows = slice(start, min(stop, start + length))
+            x, y = self.feature[rows], self.accepted[rows]
+            for label, part in enumerate((x[~y], x[y])):
+                if len(part):
+                    low[k, label] = min(low[k, label], part.min())
+                    high[k, label] = max(high[k, label], part.max())
+        return _Extremes(low, high)
+
+
+class _Extremes(NamedTuple):
+    """Range of the feature by position and label, (K, 2); infinite where there are no rows."""
+
+    low: FloatArray
+    high: FloatArray
+
+    def covers(self, counts: IntArray) -> bool:
+        return bool((np.isfinite(self.low).any(axis=1) == (counts > 0)).all())
+
+    @property
+    def separable(self) -> bool:
+        (low_no, low_yes), (high_no, high_yes) = self.low.T, self.high.T
+        has_no, has_yes = np.isfinite(low_no), np.isfinite(low_yes)
+        if np.any(has_no != has_yes):
+            return True  # one class only: the intercept of that position runs away
+        rising = high_no[has_no] <= low_yes[has_no]
+        falling = high_yes[has_no] <= low_no[has_no]
+        spread = np.maximum(high_no, high_yes) > np.minimum(low_no, low_yes)
+        return bool((rising.all() or falling.all()) and spread[has_no].any())
 
 
 def _start(start: Fit | None, num_positions: int) -> tuple[float, FloatArray]:
@@ -308,40 +442,47 @@ def _penalty(slope: float, intercepts: FloatArray, ridge: float) -> float:
     return ridge / 2 * (slope**2 + float(intercepts @ intercepts))
 
 
-def _moments(
-    feature: FloatArray,
-    position: Positions,
-    accepted: BoolArray,
-    slope: float,
-    intercepts: FloatArray,
-    ridge: float,
+def _block_sums(
+    x: FloatArray, y: BoolArray, slope: float, intercepts: FloatArray, starts: IntArray
+) -> FloatArray:
+    """Return per run: log-likelihood, r x, r, w x x, w x, w, with r = y - p and w = p (1 - p)."""
+    sizes = np.diff(starts, append=len(x))
+    logit = slope * x + (intercepts[0] if len(starts) == 1 else np.repeat(intercepts, sizes))
+    tail = np.exp(-np.abs(logit))
+    above = 1.0 + tail
+    larger = 1.0 / above
+    smaller = tail * larger
+    weight = smaller * larger  # p (1 - p) without the cancellation of 1 - p
+    residual = np.where(y, 1.0, 0.0) - np.where(logit >= 0, larger, smaller)
+    weighted = weight * x
+    wrong = np.maximum(np.where(y, -logit, logit), 0.0)
+    columns = (residual * x, residual, weighted * x, weighted, weight)
+    out = np.empty((len(starts), 6))
+    out[:, 0] = -np.add.reduceat(wrong, starts) - _log_products(above, starts)
+    for index, column in enumerate(columns, start=1):
+        out[:, index] = np.add.reduceat(column, starts)
+    return out
+
+
+def _log_products(above: FloatArray, starts: IntArray) -> FloatArray:
+    """Return the sum of logarithms of each run: few logarithms of products, not one a row."""
+    cuts = np.union1d(starts, np.arange(0, len(above), _FACTORS))
+    logs = np.log(np.multiply.reduceat(above, cuts))
+    return np.asarray(np.add.reduceat(logs, np.searchsorted(cuts, starts)))
+
+
+def _penalised(
+    position: IntArray, sums: FloatArray, slope: float, intercepts: FloatArray, ridge: float
 ) -> _Moments:
     num_positions = len(intercepts)
-    zero = np.zeros(num_positions)
-    value = slope_gradient = slope_curvature = 0.0
-    gradient, cross, curvature = -ridge * intercepts, zero, zero + ridge
-    for first in range(0, len(feature), _BLOCK):
-        rows = slice(first, first + _BLOCK)
-        x, k, y = feature[rows], position[rows], accepted[rows]
-        logit = slope * x + intercepts[k]
-        tail = np.exp(-np.abs(logit))
-        residual = y - np.where(logit >= 0, 1.0, tail) / (1.0 + tail)
-        weight = tail / (1.0 + tail) ** 2  # p (1 - p) without the cancellation of 1 - p
-        weighted = weight * x
-        loss = np.maximum(np.where(y, -logit, logit), 0.0) + np.log1p(tail)
-        value -= float(loss.sum())
-        slope_gradient += float(residual @ x)
-        slope_curvature += float(weighted @ x)
-        gradient = gradient + sum_by(k, residual, num_positions)
-        cross = cross + sum_by(k, weighted, num_positions)
-        curvature = curvature + sum_by(k, weight, num_positions)
+    value, slope_gradient, slope_curvature = sums[:, (0, 1, 3)].sum(axis=0).tolist()
     return _Moments(
         value=value - _penalty(slope, intercepts, ridge),
         slope_gradient=slope_gradient - ridge * slope,
-        gradient=gradient,
+        gradient=sum_by(position, sums[:, 2], num_positions) - ridge * intercepts,
         slope_curvature=slope_curvature + ridge,
-        cross=cross,
-        curvature=curvature,
+        cross=sum_by(position, sums[:, 4], num_positions),
+        curvature=sum_by(position, sums[:, 5], num_positions) + ridge,
     )
 
 
