@@ -207,17 +207,26 @@ def merge(budget: int, *, prefer_later: bool = False) -> Lengths:
     return lambda survivals: _admit(survivals, budget, prefer_later=prefer_later)
 
 
-def search(step_ms: Sequence[Number]) -> Lengths:
-    """Return the policy that searches the best budget on the survivals of the same step."""
+def search(step_ms: Sequence[Number], *, early_stop: bool = False) -> Lengths:
+    """Return the policy that searches the best budget on the survivals of the same step.
+
+    With ``early_stop`` it ends at the first fall of the rate, so that whether a draft is
+    admitted depends on better survivals alone (DSpark, algorithm 1).
+    """
 
     def lengths(survivals: list[list[Number]]) -> list[int]:
         ordered = sorted((s for row in survivals for s in row), reverse=True)
         reached: Number = Fraction(len(survivals))
         best, best_rate = 0, reached / step_ms[0]
+        last = best_rate
         for budget, survival in enumerate(ordered, start=1):
             reached = reached + survival
-            if reached / step_ms[budget] > best_rate:
-                best, best_rate = budget, reached / step_ms[budget]
+            rate = reached / step_ms[budget]
+            if early_stop and rate < last:
+                break
+            last = rate
+            if rate > best_rate or early_stop:
+                best, best_rate = budget, rate
         return _admit(survivals, best)
 
     return lengths

@@ -87,6 +87,7 @@ def enumerate_policies() -> list[Proof]:
     draw = _toy(("1", "1/2"), ("3/5", "1/2"))  # the first one does: it reads accept_prob
     linear = [Fraction(10 + 2 * b) for b in range(5)]
     stairs = [Fraction(c) for c in (10, 14, 14, 19, 19)]
+    early = [Fraction(c) for c in (14, 14, 19, 19, 19)]
     rising = _toy(("1/4", "1"), ("1/4", "1"), running_minimum=False)
     falling = _toy(("1/4", "1"), ("1/4", "1"), running_minimum=True)
     cases: tuple[tuple[str, bool, Callable[[], Any], str], ...] = (
@@ -100,6 +101,11 @@ def enumerate_policies() -> list[Proof]:
         ("same_step_search_stairs", False,
          lambda: exact.joint_error([live, _steady("1/4")], exact.search(stairs)),
          "padding makes a later draft pay for an earlier one: its survival reads x_k"),
+        ("same_step_early_stop_stairs", True,
+         lambda: exact.joint_error(
+             [live, _steady("1/4")], exact.search(early, early_stop=True)),
+         "stopping at the first fall of the rate reads better survivals alone (DSpark, "
+         "algorithm 1)"),
         ("predictor_reads_the_draw", False,
          lambda: exact.joint_error([draw, _steady("4/5")], exact.merge(1)),
          "the survival that decides on x_k reads x_k"),

@@ -108,13 +108,15 @@ def errors(predict: Callable[..., Any], policy: Any, count: int = 25) -> list[An
     return found
 
 
-LINEAR = [Fraction(10 + 3 * b) for b in range(5)]
+LINEAR = [Fraction(10 + 2 * b) for b in range(5)]
 # Padded to the next captured size: two more drafts for free, then a step up.
 STAIRS = [Fraction(c) for c in (10, 14, 14, 17, 17)]
 
 
 @pytest.mark.parametrize("predict", [by_overlap, by_hybrid])
-@pytest.mark.parametrize("policy", [merge(1), merge(2), merge(3), search(LINEAR)])
+@pytest.mark.parametrize(
+    "policy", [merge(1), merge(2), merge(3), search(LINEAR), search(STAIRS, early_stop=True)]
+)
 def test_lossless_policies_are_exact(predict: Callable[..., Any], policy: Any) -> None:
     """The positive controls: a fixed budget, and a same-step search under linear cost."""
     assert set(errors(predict, policy)) == {ZERO}
