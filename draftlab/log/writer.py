@@ -122,21 +122,22 @@ class LogWriter:
         Parameters
         ----------
         row : mapping
-            Columns of `steps`; ``num_dropped`` is filled in here. None for rows that become
-            final outside a step: proposals that no verdict will cover.
+            Columns of `steps`; ``num_dropped`` counts proposals lost before they came here, and
+            those dropped here are added. None for rows that become final outside a step:
+            proposals that no verdict will cover.
         drafts : mapping of str to (n,) array, optional
             Columns of `drafts`, whole proposals, ordered by (step, slot, position). A masked
             array's masked entries and a NaN become null. The arrays are not copied: do not
             change them afterwards.
         """
-        dropped = 0
+        dropped = 0 if row is None else int(row.get("num_dropped", 0))
         rows = 0 if drafts is None else len(drafts["position"])
         with self._wake:
             full = self.error is not None or self._pending + rows > self._max_pending
         if drafts is not None and full:
-            dropped = int(np.count_nonzero(np.asarray(drafts["position"]) == 0))
-            self.dropped_proposals += dropped
+            dropped += int(np.count_nonzero(np.asarray(drafts["position"]) == 0))
             drafts, rows = None, 0
+        self.dropped_proposals += dropped
         step = None if row is None else {**row, "num_dropped": dropped}
         self._put("step", step, drafts, rows)
 
