@@ -1,0 +1,1 @@
+"""Hooks into serving engines: live traffic into the draft log (extra `vllm`)."""
