@@ -1,0 +1,1 @@
+"""The hook against the real vLLM on a CPU; run by `run.py` in an environment of its own."""
