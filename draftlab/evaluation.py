@@ -354,6 +354,7 @@ def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _
                 pl.lit(name).alias("predictor"), pl.lit(graded.view).alias("view"), pl.all()
             )
             for name, graded in grades.items()
+            if graded.conventions is not None
         ),
         predictions=_predictions(cell, frame, rows, logits)[log_order]
         if options.keep_predictions

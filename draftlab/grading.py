@@ -48,9 +48,9 @@ class Grade(NamedTuple):
     of `SCORES`."""
     reliability: pl.DataFrame
     """One row per bin over all rows: bin, low, high, n, n_accepted, mean_prediction, rate."""
-    conventions: pl.DataFrame
+    conventions: pl.DataFrame | None
     """ECE over all rows by convention: bins, n_bins, value, ece, ece_null (what perfect
-    calibration would show; NaN where that is not known)."""
+    calibration would show; NaN where that is not known); None in the survival view."""
     logit: FloatArray
     """(n,): the log-odds that were graded."""
     influence: dict[str, FloatArray]
@@ -159,7 +159,7 @@ def grade(
     return Grade(
         table=pl.concat(tables),
         reliability=_reliability(sums, n_bins),
-        conventions=_conventions(rows, prob, fine, n_bins),
+        conventions=_conventions(rows, prob, fine, n_bins) if view == "conditional" else None,
         logit=logit,
         influence=influences,
         view=view,
@@ -212,8 +212,7 @@ def _conventions(rows: Rows, prob: FloatArray, fine: _Sums, n_bins: int) -> pl.D
         if count is None:
             found.append((metrics.smooth_ece(rows.accepted, prob), float("nan")))
         elif bins == "mass":
-            null = metrics.ece_null(prob, n_bins=count, bins="mass").expected
-            found.append((metrics.ece(rows.accepted, prob, n_bins=count, bins="mass"), null))
+            found.append(metrics.ece_and_null(rows.accepted, prob, n_bins=count, bins="mass"))
         else:
             found.append(_width_convention(fine, count, value))
     return pl.DataFrame(

@@ -472,6 +472,21 @@ def ece_null(prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width
     return EceNull(float(expected), float(high))
 
 
+def ece_and_null(
+    y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
+) -> tuple[float, float]:
+    """Return `ece` and the expected value of `ece_null`, from one pass.
+
+    Examples
+    --------
+    >>> ece_and_null([1, 0], [1.0, 0.0])
+    (0.0, 0.0)
+    """
+    _, n, accepted, predicted, variance = _bin(y, prob, n_bins, bins)
+    null, _ = ece_null_of_bins(n, variance)
+    return float(ece_of_bins(n, accepted, predicted)), float(null)
+
+
 def reliability(
     y: npt.ArrayLike, prob: npt.ArrayLike, *, n_bins: int = NUM_BINS, bins: Bins = "width"
 ) -> Reliability:
@@ -586,8 +601,9 @@ def correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     if len(a) < 2:
         return float("nan")
     a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else float("nan")
+    # sums, not a BLAS product: its threads would meet those of run_threads
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else float("nan")
 
 
 def sum_by(index: np.ndarray[Any, Any], values: FloatArray, size: int) -> FloatArray:
