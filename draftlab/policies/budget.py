@@ -74,8 +74,27 @@ def choose_budget(
     >>> int(choose_budget([0.9, 0.1], [1.0, 1.0, 1.0], num_sampling_requests=1))
     2
     """
-    values = _scheduled(survivals)
-    ordered = -np.sort(-values, axis=-1)
+    ordered = np.sort(_scheduled(survivals), axis=-1)[..., ::-1]
+    return best_prefix(
+        ordered,
+        step_ms,
+        num_sampling_requests=num_sampling_requests,
+        cap=cap,
+        min_gain=min_gain,
+        early_stop=early_stop,
+    )
+
+
+def best_prefix(
+    ordered: FloatArray,
+    step_ms: npt.ArrayLike,
+    *,
+    num_sampling_requests: npt.ArrayLike,
+    cap: int | None = None,
+    min_gain: float = 0.0,
+    early_stop: bool = False,
+) -> IntArray:
+    """Return `choose_budget` of survivals that are sorted already, falling, -inf last."""
     rate = _rates(ordered, step_ms, num_sampling_requests)
     if cap is not None:
         rate = rate[..., : cap + 1]
@@ -169,19 +188,22 @@ def top(values: FloatArray, budget: npt.ArrayLike) -> np.ndarray[Any, np.dtype[n
     [True, True, False]
     """
     n = values.shape[-1]
-    wanted = np.clip(np.asarray(budget, dtype=np.int64), 0, n)
     if n == 0:
         return np.zeros(values.shape, dtype=np.bool_)
-    ordered = np.sort(values, axis=-1)
-    # the smallest value that is chosen; where nothing is, nothing exceeds it
-    index = np.clip(n - wanted, 0, n - 1)[..., None]
-    least = np.take_along_axis(ordered, index, axis=-1)
-    above = values > least
-    level = values == least
-    room = wanted[..., None] - above.sum(axis=-1, keepdims=True)
-    level &= np.cumsum(level, axis=-1) <= room
-    chosen = (above | level) & (wanted[..., None] > 0) & np.isfinite(values)
-    return np.asarray(chosen, dtype=np.bool_)
+    rows = values.reshape(-1, n)
+    wanted = np.broadcast_to(np.asarray(budget, dtype=np.int64), values.shape[:-1]).reshape(-1)
+    wanted = np.clip(wanted, 0, n)
+    # the smallest value that is chosen
+    index = np.clip(n - wanted, 0, n - 1)[:, None]
+    least = np.take_along_axis(np.sort(rows, axis=-1), index, axis=-1)
+    chosen = (rows >= least) & (wanted > 0)[:, None] & (rows > -np.inf)
+    surplus = np.count_nonzero(chosen, axis=-1) - wanted
+    tied = np.flatnonzero(surplus > 0)
+    if len(tied):
+        level = rows[tied] == least[tied]
+        place = np.cumsum(level, axis=-1, dtype=np.int32)
+        chosen[tied] &= ~level | (place <= place[:, -1:] - surplus[tied, None])
+    return chosen.reshape(values.shape)
 
 
 def is_flat(step_ms: npt.ArrayLike) -> bool:
