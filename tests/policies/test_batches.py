@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from draftlab.online.estimator import Labels
 from draftlab.online.vllm import Constants, VllmEstimator
 from draftlab.policies import batches
 from draftlab.policies.batches import Rule, Stream, admit_adaptively, admit_online, compose
