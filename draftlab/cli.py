@@ -436,21 +436,28 @@ def demo(
     seed: int = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Do the whole job on the embedded default: collect, evaluate, report."""
+    """Do the whole job on the embedded default: collect, evaluate, replay, report."""
     _require_engine()
     from draftlab.engine.collect import Settings
     from draftlab.evaluation import evaluate as run_evaluate
     from draftlab.log.reader import open_log
+    from draftlab.online.vllm import Constants
+    from draftlab.replaying import Settings as Replayed
+    from draftlab.replaying import replay as run_replay
     from draftlab.reporting.render import report as run_report
+    from draftlab.reporting.replays import print_replay
+    from draftlab.reporting.tables import print_evaluation
 
     folder = _collect(out / "log", Settings(max_labelled=max_labelled, seed=seed), quiet=quiet)
     log = open_log(folder)
     result = run_evaluate(log, out=out)
+    # A short log holds fewer steps than vLLM's interval of 100.
+    settings = Replayed(constants=Constants(refit_interval=10), window=10)
+    replayed = run_replay(log, settings=settings, out=out)
     if not quiet:
-        from draftlab.reporting.tables import print_evaluation
-
         print_evaluation(result, _console())
-    index = run_report(log, out, evaluation=result)
+        print_replay(replayed, _console())
+    index = run_report(log, out, evaluation=result, replay=replayed)
     _say(f"log     {folder}\nreport  {index}", quiet=quiet)
 
 

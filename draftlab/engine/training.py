@@ -168,7 +168,7 @@ def _fit(
     design = np.hstack([(examples.hidden - mean) / scale, 30.0 * np.eye(K)[examples.position]])
     target = _target(examples, label)
     # A soft label is an acceptance and a rejection with its probabilities as weights.
-    model = LogisticRegression(C=inverse_ridge, fit_intercept=False, max_iter=2000)
+    model = LogisticRegression(C=inverse_ridge, fit_intercept=False, solver="newton-cholesky")
     model.fit(
         np.vstack([design, design]),
         np.repeat([True, False], len(target)),

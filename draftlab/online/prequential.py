@@ -104,7 +104,10 @@ def _wins(
     y: np.ndarray[Any, Any], z: FloatArray, code: np.ndarray[Any, Any], size: int
 ) -> np.ndarray[Any, Any]:
     """Return twice the rightly ordered (accepted, rejected) pairs within each window."""
-    order = np.lexsort((z, code))
+    # Faster than lexsort: a vectorised sort by score, then a radix sort of small integers.
+    small = code.astype(np.int16 if size < np.iinfo(np.int16).max else np.int32)
+    order = np.argsort(z)
+    order = order[np.argsort(small[order], kind="stable")]
     ranked, window = y[order], code[order]
     first = np.concatenate(([True], window[1:] != window[:-1]))
     wins = metrics.row_wins(ranked, z[order], first)

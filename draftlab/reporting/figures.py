@@ -1,22 +1,13 @@
-"""Figures of an evaluation. Each function returns the figure and the table that it draws.
-
-matplotlib's object interface only: nothing here touches pyplot, and rcParams are set for the
-length of a call. Colours are those of Okabe and Ito (2008), which colour-blind readers tell
-apart; in the page they are CSS variables, so that a dark page can lighten them.
-"""
+"""Figures of an evaluation. Each function returns the figure and the table that it draws."""
 
 from __future__ import annotations
 
-import functools
-import html
-import io
 import math
-import re
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from draftlab.reporting.style import COLOURS, MUTED, add_legend, new_axes, new_figure, styled
 from draftlab.reporting.tables import ADOPTED, by_position, format_number, label, of_cell
 
 if TYPE_CHECKING:
@@ -29,51 +20,6 @@ if TYPE_CHECKING:
     from draftlab.reporting.tables import Cell
 
     Plot = Callable[[Evaluation, Cell], tuple[Figure, pl.DataFrame]]
-
-INK, MUTED, GRID = "#1b1b1f", "#6b6b76", "#d8d8de"
-COLOURS = {
-    "blue": "#0072b2",
-    "orange": "#e69f00",
-    "green": "#009e73",
-    "red": "#d55e00",
-    "purple": "#cc79a7",
-    "sky": "#56b4e9",
-}
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid"} | {v: k for k, v in COLOURS.items()}
-
-_WIDTH = 4.8
-"""Inches: at the width of a phone, 9 point text is still about 8 pixels high."""
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "draftlab",
-    "text.parse_math": False,  # a name may hold a dollar sign
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.labelsize": 9.0,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.facecolor": "none",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-}
 
 
 class _Line(NamedTuple):
@@ -114,20 +60,7 @@ class Drawing(NamedTuple):
     how_to_read: str
 
 
-def _styled(plot: Plot) -> Plot:
-    """Run a plot under our style, and leave matplotlib's own as it was."""
-
-    @functools.wraps(plot)
-    def run(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
-        import matplotlib as mpl
-
-        with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-            return plot(evaluation, cell)
-
-    return run
-
-
-@_styled
+@styled
 def plot_auc_by_position(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw AUC at each position (the published F1).
 
@@ -137,15 +70,15 @@ def plot_auc_by_position(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl
         Table: predictor, name, position, n, auc.
     """
     table = by_position(evaluation, cell).select("predictor", "name", "position", "n", "auc")
-    figure, axes = _axes(3.0)
+    figure, axes = new_axes(3.0)
     _draw_lines(axes, table, "auc")
     axes.set_ylabel("AUC")
     _position_axis(axes, cell)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure, table
 
 
-@_styled
+@styled
 def plot_log_loss_by_position(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw log-loss at each position.
 
@@ -156,15 +89,15 @@ def plot_log_loss_by_position(evaluation: Evaluation, cell: Cell) -> tuple[Figur
     """
     table = by_position(evaluation, cell, LOSS_BY_POSITION)
     table = table.select("predictor", "name", "position", "n", "log_loss")
-    figure, axes = _axes(3.0)
+    figure, axes = new_axes(3.0)
     _draw_lines(axes, table, "log_loss")
     axes.set_ylabel("log-loss, nats")
     _position_axis(axes, cell)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure, table
 
 
-@_styled
+@styled
 def plot_reliability(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw the observed rate against the mean prediction, with the counts below.
 
@@ -176,7 +109,7 @@ def plot_reliability(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Dat
     table = _reliability(evaluation, cell)
     predictors = table["predictor"].unique(maintain_order=True).to_list()
     columns = max(1, len(predictors))
-    figure = _figure(1.2 + 4.0 / columns)  # panels come out nearly square
+    figure = new_figure(1.2 + 4.0 / columns)  # panels come out nearly square
     grid = figure.subplots(
         2, columns, squeeze=False, sharex=True, sharey="row",
         gridspec_kw={"height_ratios": [4, 1]},
@@ -189,7 +122,7 @@ def plot_reliability(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Dat
     return figure, table
 
 
-@_styled
+@styled
 def plot_labels(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw how many accepted and rejected rows got which prediction of the adopted feature.
 
@@ -202,7 +135,7 @@ def plot_labels(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFram
     table = rows.with_columns(n_rejected=pl.col("n") - pl.col("n_accepted")).select(
         "name", "bin", "low", "high", "n", "n_accepted", "n_rejected"
     )
-    figure, axes = _axes(2.6)
+    figure, axes = new_axes(2.6)
     width = (table["high"] - table["low"]).to_list()
     for column, sign, color in (("n_accepted", 1, "blue"), ("n_rejected", -1, "red")):
         axes.bar(
@@ -214,11 +147,11 @@ def plot_labels(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFram
     axes.set_xlim(0, 1)
     axes.set_xlabel(f"predicted acceptance, fitted {label(ADOPTED).name}")
     axes.set_ylabel("rows")
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure, table
 
 
-@_styled
+@styled
 def plot_acceptance(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw conditional acceptance and survival at each position, all workloads together.
 
@@ -231,7 +164,7 @@ def plot_acceptance(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Data
     table = rows.select(
         "position", "n_admitted", "n_observed", "n_accepted", "conditional_rate", "survival_rate"
     )
-    figure, axes = _axes(2.6)
+    figure, axes = new_axes(2.6)
     for column, color, marker, name in (
         ("conditional_rate", "blue", "o", "conditional"),
         ("survival_rate", "red", "s", "survival"),
@@ -243,11 +176,11 @@ def plot_acceptance(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Data
     axes.set_ylim(0, 1)
     axes.set_ylabel("share accepted")
     _position_axis(axes, cell)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure, table
 
 
-@_styled
+@styled
 def plot_workloads(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataFrame]:
     """Draw conditional acceptance by workload and position, the easiest workload on top.
 
@@ -261,7 +194,7 @@ def plot_workloads(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataF
     table = _workloads(evaluation, cell)
     datasets = table["dataset"].unique(maintain_order=True).to_list()
     K = cell.num_speculative_tokens
-    figure, axes = _axes(0.8 + 0.3 * len(datasets))
+    figure, axes = new_axes(0.8 + 0.3 * len(datasets))
     for dataset, position, rate in table.select(
         "dataset", "position", "conditional_rate"
     ).iter_rows():
@@ -280,59 +213,9 @@ def plot_workloads(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.DataF
     return figure, table
 
 
-def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
-    """Return a figure as SVG to stand inside HTML.
-
-    Text stays text, ids begin with ``name``, nothing in it depends on the time, and colours
-    are CSS variables with the printed colour as what holds without them.
-    """
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
-        # text stays text: the reader's browser has the glyphs that our font lacks
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.draw_without_rendering()  # ticks settle, then the layout makes room for them
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
-    text = re.sub(r"font-family: ?[^;\"]*;?|(font: [^;\"]*?) ?'DejaVu Sans'[^;\"]*", r"\1", text)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text).replace("url(#", f"url(#{name}-")
-    for color, variable in _VARIABLES.items():
-        text = text.replace(color, f"var(--{variable}, {color})")
-    box = re.search(r'viewBox="([^"]+)"', text)
-    assert box is not None
-    head = (
-        f'<svg role="img" aria-labelledby="{name}-title {name}-desc" viewBox="{box[1]}">\n'
-        f'<title id="{name}-title">{html.escape(title)}</title>\n'
-        f'<desc id="{name}-desc">{html.escape(description)}</desc>'
-    )
-    return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()
-
-
-def _figure(height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
-
-
-def _axes(height: float) -> tuple[Figure, Axes]:
-    figure = _figure(height)
-    return figure, figure.subplots()
-
-
 def _position_axis(axes: Axes, cell: Cell) -> None:
     axes.set_xlabel("draft position")
     axes.set_xticks(range(cell.num_speculative_tokens))
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside upper left", ncols=min(3, len(names)))
 
 
 def _draw_lines(axes: Axes, table: pl.DataFrame, column: str) -> None:

@@ -17,15 +17,24 @@ from draftlab.log.reader import DraftLog, open_log
 from draftlab.log.summary import workloads
 from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS
+from draftlab.replaying import replay as run_replay
 from draftlab.reporting import tables
-from draftlab.reporting.figures import DRAWINGS, Drawing, to_svg
+from draftlab.reporting.figures import DRAWINGS, Drawing
 from draftlab.reporting.findings import findings
+from draftlab.reporting.replays import (
+    REPLAY_DRAWINGS,
+    SUMMARY,
+    ReplayDrawing,
+    describe_replay,
+)
+from draftlab.reporting.style import to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab.evaluation import Evaluation
     from draftlab.log.reader import Problem, Run
+    from draftlab.replaying import Replay
     from draftlab.reporting.tables import Cell
 
 FORMAT_VERSION = 1
@@ -59,6 +68,7 @@ _TITLES = {
     "auc": "AUC",
     "log_loss": "log-loss",
     "ece": "ECE",
+    "cold_start_labels": "cold start",
 }
 """Column titles; others are the column's name."""
 
@@ -66,7 +76,7 @@ _TITLES = {
 class _Drawn(NamedTuple):
     """A figure as it stands in the page."""
 
-    drawing: Drawing
+    drawing: Drawing | ReplayDrawing
     id: str
     svg: str
     table: pl.DataFrame
@@ -90,6 +100,7 @@ def report(
     out: str | Path,
     *,
     evaluation: Evaluation | None = None,
+    replay: Replay | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
     n_bins: int = NUM_BINS,
@@ -104,6 +115,8 @@ def report(
         Folder, made if absent.
     evaluation : Evaluation, optional
         Of this log; computed when not given, with the options below.
+    replay : Replay, optional
+        Of this log; computed with vLLM's constants when not given.
     in_sample, folds, n_bins, allow_selected
         As in `evaluate`.
 
@@ -122,7 +135,9 @@ def report(
         evaluation = evaluate(
             opened, in_sample=in_sample, folds=folds, n_bins=n_bins, allow_selected=allow_selected
         )
-    content, svgs = build_report(opened, evaluation)
+    if replay is None:
+        replay = run_replay(opened)
+    content, svgs = build_report(opened, evaluation, replay)
     page = render_html(content, svgs)
     folder = Path(out)
     write_json(folder / "report.json", content)
@@ -130,10 +145,13 @@ def report(
     return folder / "index.html"
 
 
-def build_report(log: DraftLog, evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, str]]:
+def build_report(
+    log: DraftLog, evaluation: Evaluation, replay: Replay
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json (strict JSON), and the figures as SVG by id."""
     cells = tables.cells(evaluation)
     drawn = [draw(evaluation, cell, f"cell-{i}") for i, cell in enumerate(cells)]
+    replayed = draw_replay(replay)
     content = {
         "report": FORMAT_VERSION,
         "title": _title(cells),
@@ -145,6 +163,13 @@ def build_report(log: DraftLog, evaluation: Evaluation) -> tuple[dict[str, Any],
             _cell_content(evaluation, cell, f"cell-{i}", figures)
             for i, (cell, figures) in enumerate(zip(cells, drawn, strict=True))
         ],
+        "replay": {
+            "description": describe_replay(replay),
+            "summary": to_records(_replay_summary(replay)),
+            "notes": replay.notes,
+            "settings": replay.settings,
+            "figures": [figure.content for figure in replayed],
+        },
         "notes": [_shorten_paths(note, log) for note in evaluation.notes],
         "runs": [_run_content(run) for run in log.runs],
         # polars adds up in no fixed order, and the same log must give the same page
@@ -155,7 +180,7 @@ def build_report(log: DraftLog, evaluation: Evaluation) -> tuple[dict[str, Any],
         "commands": _commands(log, evaluation),
         "provenance": evaluation.provenance,
     }
-    svgs = {figure.id: figure.svg for figures in drawn for figure in figures}
+    svgs = {figure.id: figure.svg for figures in (*drawn, replayed) for figure in figures}
     return _strict(content), svgs
 
 
@@ -169,6 +194,23 @@ def draw(evaluation: Evaluation, cell: Cell, prefix: str) -> list[_Drawn]:
             svg = to_svg(figure, name, drawing.title, drawing.alt(table))
             out.append(_Drawn(drawing, name, svg, table))
     return out
+
+
+def draw_replay(replay: Replay) -> list[_Drawn]:
+    """Draw the figures of a replay; of several runs the first."""
+    out = []
+    for drawing in REPLAY_DRAWINGS:
+        figure, table = drawing.plot(replay)
+        if len(table):
+            name = f"replay-{drawing.name}"
+            svg = to_svg(figure, name, drawing.title, drawing.alt(table))
+            out.append(_Drawn(drawing, name, svg, table))
+    return out
+
+
+def _replay_summary(replay: Replay) -> pl.DataFrame:
+    columns = SUMMARY if replay.summary["run"].n_unique() == 1 else ("run", *SUMMARY)
+    return replay.summary.select(columns)
 
 
 def render_html(content: dict[str, Any], svgs: dict[str, str]) -> str:

@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 
 from draftlab.reporting import figures
-from draftlab.reporting.figures import DRAWINGS, to_svg
+from draftlab.reporting.figures import DRAWINGS
+from draftlab.reporting.style import to_svg
 
 if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
@@ -110,7 +111,7 @@ def test_drawing_leaves_the_style_of_the_process(
 
 def test_nothing_here_loads_pyplot() -> None:
     code = (
-        "import draftlab.reporting.figures as f, sys; f._axes(2.0); "
+        "import draftlab.reporting.style as f, sys; f.new_axes(2.0); "
         "print('matplotlib.pyplot' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,7 +16,9 @@ import pytest
 
 from draftlab.evaluation import evaluate
 from draftlab.log.reader import open_log
+from draftlab.replaying import replay
 from draftlab.reporting.render import build_report, render_html, report
+from draftlab.reporting.replays import REPLAY_DRAWINGS
 from draftlab.synth import synth_log
 from tests.reporting.conftest import HOSTILE, write_head_run
 
@@ -137,7 +139,7 @@ def test_headings_start_at_one_and_skip_none(page: Page) -> None:
 
 def test_every_figure_has_a_name_and_a_caption(page: Page) -> None:
     svgs = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(svgs) == 12
+    assert len(svgs) == 12 + len(REPLAY_DRAWINGS)
     assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in svgs)
     counts = Counter(tag for tag, _ in page.tags)
     assert counts["figure"] == counts["figcaption"] == counts["svg"] == counts["desc"]
@@ -166,7 +168,7 @@ def test_page_names_no_folder_of_this_machine(folder: Path, log: DraftLog) -> No
 
 def test_undefined_numbers_become_null_and_a_dash(log: DraftLog, evaluation: Evaluation) -> None:
     undefined = evaluation.metrics.with_columns(auc=pl.lit(float("nan")))
-    content, svgs = build_report(log, replace(evaluation, metrics=undefined))
+    content, svgs = build_report(log, replace(evaluation, metrics=undefined), replay(log))
     json.dumps(content, allow_nan=False)
     assert content["cells"][0]["tables"]["headline"][0]["auc"] is None
     text = render_html(content, svgs)
@@ -191,7 +193,7 @@ def test_a_setting_without_an_option_is_reproduced_in_python(
     run = synth_log("log", num_requests=20)
     log = open_log(run)
     result = evaluate(log, folds=3, predictors=["logit_qmax", "constant"])
-    content, _ = build_report(log, result)
+    content, _ = build_report(log, result, replay(log))
     program, flag, code = shlex.split(content["commands"][-1])
     assert (program, flag) == ("python", "-c")
     exec(compile(code, "command", "exec"), {})
