@@ -105,6 +105,37 @@ def test_report_writes_one_html_file(
     assert "</html>" in (tmp_path / "report" / "index.html").read_text()
 
 
+def test_replay_prints_its_estimators(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("replay", log, "--refit-interval", 10, "--window", 10, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    for name in ("vllm", "limited", "running-rate", "offline"):
+        assert name in found.out
+    written = pl.read_parquet(tmp_path / "out" / "replay" / "coefficients.parquet")
+    assert {"estimator", "refit", "slope", "intercept", "overshoot"} <= set(written.columns)
+    summary = json.loads(call("replay", log, "--json", "--estimator", "vllm").out)["summary"]
+    assert [row["estimator"] for row in summary] == ["vllm", "offline"]
+
+
+def test_replay_runs_a_scenario(call: Callable[..., Outcome], log: Path) -> None:
+    scenario = ("--scenario", "even@40 > odd@40", "--proposals-per-step", 8)
+    found = call("replay", log, *scenario, "--refit-interval", 5)
+    assert found.code == 0, found.err
+    assert "recovery" in found.out
+    assert call("replay", log, "--scenario", "even").code == 2
+    assert call("replay", log, "--estimator", "vlm").code == 2
+
+
+def test_replay_sweeps(call: Callable[..., Outcome], log: Path) -> None:
+    sweep = ("--sweep", "refit-interval=5,20", "--sweep", "damping=0,50")
+    rows = json.loads(call("replay", log, *sweep, "--json").out)["sweep"]
+    assert [(r["refit_interval"], r["damping"]) for r in rows] == [
+        (5, 0), (5, 50), (20, 0), (20, 50),
+    ]  # fmt: skip
+    assert call("replay", log, "--sweep", "speed=3").code == 2
+
+
 def test_quiet_prints_nothing(call: Callable[..., Outcome], log: Path) -> None:
     assert call("evaluate", log, "--quiet").out == ""
 
