@@ -316,79 +316,120 @@ def _grade_cells(
     return graded, failures
 
 
-def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
+class Prepared(NamedTuple):
+    """Rows of one cell, ready to be fitted and graded; arrays are in the order of ``rows``."""
+
+    predictors: list[Predictor]
+    """Those whose columns are on every row."""
+    frame: pl.DataFrame
+    rows: Rows
+    features: dict[str, FloatArray]
+    """By predictor; zeros for a floor."""
+    clamped: dict[str, BoolArray]
+    log_order: IntArray
+    """What puts the rows into log order."""
+    dropped: dict[str, int]
+    """Eligible labelled rows that are left out, by reason."""
+    notes: list[str]
+
+
+def prepare(
+    cell: Cell,
+    predictors: list[Predictor],
+    *,
+    folds: int | None = NUM_FOLDS,
+    chosen: bool = False,
+) -> Prepared:
+    """Choose the rows that all predictors share, deal them into folds and compute features.
+
+    Parameters
+    ----------
+    cell : Cell
+    predictors : list of Predictor
+    folds : int, optional
+        None is in sample: one fold that is trained on itself.
+    chosen : bool
+        The predictors decide on the rows, instead of being left out for a null.
+
+    Raises
+    ------
+    InputError
+        No row to grade, one class, or one group only with folds.
+    """
     dropped: dict[str, int] = {}
-    kept, frame, notes = _select(cell, predictors, options, dropped)
-    frame, rows, log_order = _fold(cell, frame, options, dropped, notes)
+    kept, frame, notes = _select(cell, predictors, chosen, dropped)
+    frame, rows, log_order = _fold(cell, frame, folds, dropped, notes)
     features, clamped = compute_features(kept, frame)
-    orders = Orders(rows)
+    return Prepared(kept, frame, rows, features, clamped, log_order, dropped, notes)
+
+
+def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
+    folds = None if options.in_sample else options.folds
+    ready = prepare(cell, predictors, folds=folds, chosen=options.chosen)
+    rows, orders = ready.rows, Orders(ready.rows)
 
     def work(predictor: Predictor) -> tuple[Grade, Coefficients, list[pl.DataFrame]]:
-        feature = features[predictor.name]
+        feature = ready.features[predictor.name]
         slopes, intercepts, fits = refit(predictor, rows, feature, own_slopes=options.own_slopes)
         graded = grade(rows, feature, slopes, intercepts, options.n_bins, orders=orders)
         return graded, Coefficients(slopes, intercepts), fits
 
+    kept = ready.predictors
     done = dict(zip([p.name for p in kept], run_threads(work, kept), strict=True))
     grades = {name: graded for name, (graded, _, _) in done.items()}
     table = pl.concat([no_coefficients(), *(fit for _, _, fits in done.values() for fit in fits)])
-    survival = _survival(
-        cell, kept, {name: c for name, (_, c, _) in done.items()}, frame, rows, options
-    )
-    logits = {name: graded.logit for name, graded in grades.items()}
+    survival = _survival(cell, ready, {name: c for name, (_, c, _) in done.items()}, options)
+    predictions = None
+    if options.keep_predictions:
+        logits = {name: graded.logit for name, graded in grades.items()}
+        predictions = _predictions(cell, ready.frame, rows, logits)[ready.log_order]
     return _Graded(
-        metrics=_metrics(cell, kept, rows, grades, clamped, options),
+        metrics=_metrics(cell, ready, grades, options),
         differences=difference_table(rows, grades, options.compare),
         coefficients=table,
         acceptance=acceptance_table(cell),
-        reliability=pl.concat(
-            graded.reliability.select(pl.lit(name).alias("predictor"), pl.all())
-            for name, graded in grades.items()
-        ),
-        exclusions=_exclusions(cell, dropped),
+        reliability=_by_predictor({name: graded.reliability for name, graded in grades.items()}),
+        exclusions=_exclusions(cell, ready.dropped),
         survival=survival.metrics,
         lengths=survival.lengths,
         length_calibration=survival.length_calibration,
-        ece_conventions=pl.concat(
-            graded.conventions.select(
-                pl.lit(name).alias("predictor"), pl.lit(graded.view).alias("view"), pl.all()
-            )
-            for name, graded in grades.items()
-            if graded.conventions is not None
+        ece_conventions=_by_predictor(
+            {
+                name: graded.conventions.select(pl.lit(graded.view).alias("view"), pl.all())
+                for name, graded in grades.items()
+                if graded.conventions is not None
+            }
         ),
-        predictions=_predictions(cell, frame, rows, logits)[log_order]
-        if options.keep_predictions
-        else None,
-        notes=notes + fit_notes(table) + survival.notes,
+        predictions=predictions,
+        notes=ready.notes + fit_notes(table) + survival.notes,
+    )
+
+
+def _by_predictor(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(
+        table.select(pl.lit(name).alias("predictor"), pl.all()) for name, table in tables.items()
     )
 
 
 def _survival(
     cell: Cell,
-    kept: list[Predictor],
+    ready: Prepared,
     coefficients: dict[str, Coefficients],
-    frame: pl.DataFrame,
-    rows: Rows,
     options: _Options,
 ) -> SurvivalTables:
     """Grade the survival view with the same fits, in the same folds."""
     fold_of_prompt = np.full(len(cell.prompts), -1)
-    fold_of_prompt[frame["prompt"].to_numpy()] = rows.fold
+    fold_of_prompt[ready.frame["prompt"].to_numpy()] = ready.rows.fold
     needed = {name for one in SURVIVAL.values() for name in (one.drawn, one.at_draw)}
-    chosen = [p for p in kept if options.chosen or p.name in needed.union(PRODUCTS)]
+    chosen = [p for p in ready.predictors if options.chosen or p.name in needed.union(PRODUCTS)]
     used = {predictor.name: coefficients[predictor.name] for predictor in chosen}
     return grade_survival(cell, chosen, used, fold_of_prompt, options.n_bins)
 
 
 def _metrics(
-    cell: Cell,
-    predictors: list[Predictor],
-    rows: Rows,
-    grades: dict[str, Grade],
-    clamped: dict[str, BoolArray],
-    options: _Options,
+    cell: Cell, ready: Prepared, grades: dict[str, Grade], options: _Options
 ) -> pl.DataFrame:
-    num_excluded = _count_excluded(cell, rows)
+    num_excluded = _count_excluded(cell, ready.rows)
     return pl.concat(
         grades[predictor.name]
         .table.with_columns(
@@ -399,19 +440,19 @@ def _metrics(
             view=pl.lit("conditional"),
             ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
             n_excluded=num_excluded,
-            n_clamped=_count(rows, clamped[predictor.name]),
+            n_clamped=_count(ready.rows, ready.clamped[predictor.name]),
         )
         .select(_METRICS)
-        for predictor in predictors
+        for predictor in ready.predictors
     )
 
 
 def _select(
-    cell: Cell, predictors: list[Predictor], options: _Options, dropped: dict[str, int]
+    cell: Cell, predictors: list[Predictor], chosen: bool, dropped: dict[str, int]
 ) -> tuple[list[Predictor], pl.DataFrame, list[str]]:
     """Return the predictors to grade and the rows that have all their columns."""
     everywhere = {"logit_qmax"}
-    if options.chosen:
+    if chosen:
         everywhere = {column for predictor in predictors for column in predictor.columns}
     frame = cell.rows.drop_nulls(sorted(everywhere))
     dropped["feature_null"] = len(cell.rows) - len(frame)
@@ -448,7 +489,7 @@ def _refuse_ungradable(cell: Cell, frame: pl.DataFrame, columns: list[str]) -> N
 def _fold(
     cell: Cell,
     frame: pl.DataFrame,
-    options: _Options,
+    folds: int | None,
     dropped: dict[str, int],
     notes: list[str],
 ) -> tuple[pl.DataFrame, Rows, IntArray]:
@@ -456,17 +497,17 @@ def _fold(
 
     Returns the rows that are left, in the order of `Rows`, and what puts them into log order.
     """
-    if options.in_sample:
+    if folds is None:
         return _rows(cell, frame, np.zeros(len(frame), dtype=np.int64), 1)
     num_prompts = frame["prompt"].n_unique()
-    num_folds = min(options.folds, num_prompts)
+    num_folds = min(folds, num_prompts)
     if num_folds < 2:
         raise InputError(
             f"run {cell.run} ({cell.drafting}): cross-fitting needs at least 2 groups, the "
             "graded rows have 1; grade in sample (in_sample=True, --in-sample)"
         )
-    if num_folds < options.folds:
-        notes.append(f"{num_folds} folds instead of {options.folds}: there are no more groups")
+    if num_folds < folds:
+        notes.append(f"{num_folds} folds instead of {folds}: there are no more groups")
     codes = {name: frame[name].to_numpy().astype(np.int64) for name in ("dataset", "prompt")}
     fold = assign_folds(codes["dataset"], codes["prompt"], num_folds)
     position = frame["position"].to_numpy().astype(np.int64)
