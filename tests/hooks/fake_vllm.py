@@ -138,7 +138,7 @@ def batch(slots: list[int]) -> Any:
 
 def sampling_params(**given: Any) -> Any:
     """Return sampling parameters with nothing set."""
-    plain = {
+    plain: dict[str, Any] = {
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,

@@ -21,7 +21,9 @@ def verdict(
     **given: Any,
 ) -> Verdict:
     tokens = last or [99] * len(slots)
-    return Verdict(step, *(np.array(x) for x in (slots, sampled, rejected, tokens)), **given)
+    return Verdict(
+        step, np.array(slots), np.array(sampled), np.array(rejected), np.array(tokens), **given
+    )
 
 
 def proposal(
@@ -40,9 +42,9 @@ def joiner(*arrivals: Arrival, slots: int = 4) -> Joiner:
     return join
 
 
-def labels(outcome: Outcome | Any) -> list[bool | None]:
-    drafts = outcome.drafts if isinstance(outcome, Outcome) else outcome
-    return list(np.ma.asarray(drafts["accepted"]).tolist())
+def labels(outcome: Outcome) -> list[bool | None]:
+    assert outcome.drafts is not None
+    return list(np.ma.asarray(outcome.drafts["accepted"]).tolist())
 
 
 def prefilled(*arrivals: Arrival) -> Joiner:
