@@ -109,7 +109,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the predictions as strict JSON content, NaN as null."""
-        tables = {name: _records(getattr(self, name)) for name in TABLES}
+        tables = {name: records(getattr(self, name)) for name in TABLES}
         return {
             "command": "evaluate",
             "settings": self.settings,
@@ -232,10 +232,10 @@ def evaluate(
         in_sample, folds, n_bins, own_slopes, predictors is not None, keep_predictions, compare
     )
     _check(options)
-    opened = _open(log)
+    opened = open_any(log)
     columns = sorted({column for predictor in asked for column in predictor.columns})
     cells = read_cells(opened, columns, pool=pool)
-    _refuse_selected(cells, asked, allow_selected)
+    refuse_selected(cells, asked, allow_selected)
     graded, failures = _grade_cells(cells, asked, options)
     result = Evaluation(
         metrics=_stack(graded, "metrics"),
@@ -251,7 +251,7 @@ def evaluate(
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
         settings=_settings(options, asked, graded),
-        provenance=provenance.collect(input_hash=_hash(opened)),
+        provenance=provenance.collect(input_hash=hash_log(opened)),
     )
     if out is not None:
         result.write(out)
@@ -279,13 +279,15 @@ def _check(options: _Options) -> None:
         raise InputError(f"n_bins must be at least 1, got {options.n_bins}")
 
 
-def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
+def open_any(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
+    """Open a log given as in `evaluate`."""
     if isinstance(log, DraftLog):
         return log
     return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
-def _refuse_selected(cells: list[Cell], asked: list[Predictor], allowed: bool) -> None:
+def refuse_selected(cells: list[Cell], asked: list[Predictor], allowed: bool) -> None:
+    """Refuse cells that were trimmed live, unless only the trimmer is refitted."""
     names = {predictor.name for predictor in asked}
     for cell in cells:
         if not cell.selected or allowed or names == {cell.trimmed_by}:
@@ -712,7 +714,7 @@ def _settings(
     }
 
 
-def _hash(log: DraftLog) -> str | None:
+def hash_log(log: DraftLog) -> str | None:
     """Hash the parts that were read; None if any lies on a remote store."""
     parts = [part for run in log.runs for paths in run.parts.values() for part in paths]
     if any("://" in part for part in parts):
@@ -720,5 +722,6 @@ def _hash(log: DraftLog) -> str | None:
     return provenance.hash_files(Path(part) for part in parts)
 
 
-def _records(table: pl.DataFrame) -> list[dict[str, Any]]:
+def records(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table, NaN as null."""
     return table.with_columns(pl.selectors.float().fill_nan(None)).to_dicts()

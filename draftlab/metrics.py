@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
-from scipy.special import erf
+from scipy.special import erf, expit
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -184,6 +184,17 @@ def log_loss(y: npt.ArrayLike, logit: npt.ArrayLike) -> float:
     """
     label, values = check_rows(y, logit, "logit")
     return _mean(row_log_loss(label, values))
+
+
+def probability(logit: FloatArray) -> FloatArray:
+    """Return the probability of log-odds.
+
+    Examples
+    --------
+    >>> probability(np.array([0.0])).tolist()
+    [0.5]
+    """
+    return np.asarray(expit(logit))
 
 
 def row_log_loss(y: BoolArray, logit: FloatArray) -> FloatArray:

@@ -18,7 +18,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("reporting",),
     ("drifting", "sweeping"),
-    ("evaluation", "structure", "calibrating", "replaying", "simulation", "auditing"),
+    ("structure", "calibrating"),
+    ("evaluation", "replaying", "simulation", "auditing"),
     (
         "predictors",
         "online",
@@ -30,6 +31,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "differences",
         "refitting",
         "surviving",
+        "drift",
+        "transfer",
         "regression",
     ),
     ("log", "features", "synth"),

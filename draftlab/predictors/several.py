@@ -1,0 +1,152 @@
+"""The acceptance model with several features at once: logit p = w . f + b_k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import expit
+
+from draftlab.predictors.logistic import (
+    FALLBACK_RIDGE,
+    MAX_ITERATIONS,
+    STEP_TOLERANCE,
+    Positions,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from draftlab.metrics import BoolArray, FloatArray
+
+_MAX_HALVINGS = 40
+_RUNAWAY = 12.0
+"""Log-odds per standard deviation (or an intercept) that only separable data ask for."""
+
+
+@dataclass(frozen=True)
+class SeveralFit:
+    """Fitted coefficients."""
+
+    weights: FloatArray
+    """(d,) per unit of each feature."""
+    intercepts: FloatArray
+    """(K,): NaN at a position without rows."""
+    status: Status
+    ridge: float
+    iterations: int
+
+    def log_odds(self, features: FloatArray, position: Positions) -> FloatArray:
+        """Return w . f + b_k for each row of (n, d) features, (n,) float64."""
+        return np.asarray(features @ self.weights + self.intercepts[position])
+
+
+def fit_several(
+    features: FloatArray, position: Positions, accepted: BoolArray, num_positions: int
+) -> SeveralFit:
+    """Fit logit p = w . f + b_k by maximum likelihood with damped Newton steps.
+
+    Features are standardised inside, so that features of different units condition alike. A tiny
+    ridge of 1e-9 per row decides between features that say the same.
+
+    Parameters
+    ----------
+    features : (n, d) float64
+        Finite.
+    position : (n,) int
+        In [0, num_positions).
+    accepted : (n,) bool
+    num_positions : int
+        K.
+
+    Returns
+    -------
+    SeveralFit
+        ``separable`` where coefficients run away; `FALLBACK_RIDGE` then holds them.
+
+    Raises
+    ------
+    ValueError
+        No rows, shapes that differ or a feature that is not finite.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> features, position = rng.normal(size=(20_000, 2)), rng.integers(0, 2, 20_000)
+    >>> accepted = rng.random(20_000) < expit(features @ [1.0, -2.0] + 0.5 * position)
+    >>> fit_several(features, position, accepted, 2).weights.round(1).tolist()
+    [1.0, -2.0]
+    """
+    if features.ndim != 2 or not len(features) == len(position) == len(accepted):
+        raise ValueError(
+            f"wanted (n, d) features, n positions and labels, got {features.shape}, "
+            f"{position.shape} and {accepted.shape}"
+        )
+    if len(features) == 0:
+        raise ValueError("cannot fit without rows")
+    if not np.isfinite(features).all():
+        raise ValueError("features must be finite: clamp or drop the rows first")
+    centre, scale = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    standard = (features - centre) / scale
+    fit = _newton(standard, position, accepted, num_positions, 1e-9 * len(features))
+    if fit.status != "converged" or _runs_away(fit):
+        held = _newton(standard, position, accepted, num_positions, FALLBACK_RIDGE)
+        fit = SeveralFit(held.weights, held.intercepts, "separable", held.ridge, held.iterations)
+    weights = fit.weights / scale
+    present = np.bincount(position, minlength=num_positions) > 0
+    intercepts = np.where(present, fit.intercepts - float(weights @ centre), np.nan)
+    return SeveralFit(weights, intercepts, fit.status, fit.ridge, fit.iterations)
+
+
+def _runs_away(fit: SeveralFit) -> bool:
+    return bool(np.any(np.abs(np.concatenate([fit.weights, fit.intercepts])) > _RUNAWAY))
+
+
+def _newton(
+    features: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    num_positions: int,
+    ridge: float,
+) -> SeveralFit:
+    d = features.shape[1]
+    beta = np.zeros(d + num_positions)
+    value, gradient, hessian = _derivatives(beta, features, position, accepted, ridge)
+    for iteration in range(1, MAX_ITERATIONS + 1):
+        step = np.linalg.solve(hessian, gradient)
+        length = max(float(step @ gradient), 0.0) ** 0.5
+        for halving in range(_MAX_HALVINGS):
+            trial = beta + 0.5**halving * step
+            there = _derivatives(trial, features, position, accepted, ridge)
+            if there[0] >= value - 1e-13 * abs(value):
+                break
+        beta, (value, gradient, hessian) = trial, there
+        if length <= STEP_TOLERANCE:
+            return SeveralFit(beta[:d], beta[d:], "converged", ridge, iteration)
+    return SeveralFit(beta[:d], beta[d:], "not_converged", ridge, MAX_ITERATIONS)
+
+
+def _derivatives(
+    beta: FloatArray, features: FloatArray, position: Positions, accepted: BoolArray, ridge: float
+) -> tuple[float, FloatArray, FloatArray]:
+    """Return penalised log-likelihood, its gradient and minus its Hessian."""
+    d, size = features.shape[1], len(beta)
+    num_positions = size - d
+    logit = features @ beta[:d] + beta[d:][position]
+    prob = expit(logit)
+    residual, weight = accepted - prob, prob * (1 - prob)
+    weighted = features * weight[:, None]
+    cross = np.stack([np.bincount(position, column, num_positions) for column in weighted.T])
+    hessian = np.zeros((size, size))
+    hessian[:d, :d] = weighted.T @ features
+    hessian[:d, d:] = cross
+    hessian[d:, :d] = cross.T
+    hessian[d:, d:] = np.diag(np.bincount(position, weight, num_positions))
+    hessian += max(ridge, 1e-12) * np.eye(size)
+    gradient = np.concatenate(
+        [features.T @ residual, np.bincount(position, residual, num_positions)]
+    )
+    loss = np.logaddexp(0.0, np.where(accepted, -logit, logit)).sum()
+    value = -float(loss) - ridge / 2 * float(beta @ beta)
+    return value, gradient - ridge * beta, hessian
