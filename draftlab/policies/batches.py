@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftlab.online.estimator import Estimator
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Survivals = FloatArray
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
