@@ -52,7 +52,7 @@ class Ring:
                 return None
             place = self._free.popleft()
         if place is None:
-            return Ticket(self, None, source.detach().clone(), None)
+            return Ticket(self, None, source.detach().to("cpu", copy=True), None)
         return self._copy_aside(source, place)
 
     def _copy_aside(self, source: Tensor, place: Tensor) -> Ticket:

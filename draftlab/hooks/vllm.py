@@ -332,8 +332,10 @@ class VllmHook:
         self._step += 1
         self._verdict = (idx_mapping, num_sampled, num_rejected, time.time_ns() // 1_000_000)
 
-    def start_timer(self) -> Callable[[], Callable[[], float]]:
+    def start_timer(self) -> Callable[[], Callable[[], float]] | None:
         """Start timing a proposal; the result ends it, and what that returns reads it, in ms."""
+        if self._verdict is None:  # a dummy run, perhaps while a graph is captured
+            return None
         if self.device.type != "cuda":
             started = time.perf_counter()
 

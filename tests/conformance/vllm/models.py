@@ -28,8 +28,22 @@ def make_pair(folder: Path) -> tuple[str, str]:
     paths = []
     for name, model in (("target", target), ("drafter", drafter)):
         model.save_pretrained(folder / name)
+        _make_tokenizer().save_pretrained(folder / name)
         paths.append(str(folder / name))
     return paths[0], paths[1]
+
+
+def _make_tokenizer() -> Any:
+    """Return a tokenizer of single bytes, for prompts that are texts."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def _config(kind: Any, layers: int) -> Any:

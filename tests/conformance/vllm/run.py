@@ -30,7 +30,6 @@ def main(options: list[str]) -> int:
         subprocess.run([*pip, "uninstall", "--yes", *UNWANTED], check=True)
         subprocess.run([*pip, "install", "--editable", str(ROOT)], check=True)
         stamp.touch()
-    # A draftlab that was installed before it had the plugin would not be found by vLLM.
     command = [str(python), "-m", "pytest", "tests/conformance/vllm", "tests/hooks"]
     command += ["--override-ini", "filterwarnings=", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=ROOT, env=os.environ | variables(), check=False).returncode

@@ -42,6 +42,7 @@ SCENARIOS = {
     "greedy": Scenario(drafting="greedy", environment={"DRAFTLAB_TOKENS": "1"}),
     "greedy_off": Scenario(drafting="greedy", hook="off"),
     "async": Scenario(asynchronous=True, churn=True, environment={"DRAFTLAB_RAW_IDS": "1"}),
+    "collect": Scenario(hook="plugin"),
     "plugin": Scenario(hook="plugin", churn=True, environment={"DRAFTLAB_RAW_IDS": "1"}),
 }
 
@@ -256,8 +257,36 @@ def serve(llm: Any, scenario: Scenario) -> dict[str, list[int]]:
     return outputs
 
 
+def collect(folder: Path) -> None:
+    """Collect with an offline engine over prompts, as the command line does."""
+    from draftlab.engine.prompts import Prompt
+    from draftlab.hooks.offline import VllmSettings, collect_vllm
+    from tests.conformance.vllm.models import make_pair
+
+    target, drafter = make_pair(folder)
+    settings = VllmSettings(
+        target,
+        drafter=drafter,
+        method="draft_model",
+        num_speculative_tokens=K,
+        temperature=1.0,
+        top_p=1.0,
+        concurrency=2,
+        max_new_tokens=8,
+        dtype="float32",
+        raw_ids=True,
+        engine_options={"max_model_len": 64, "enforce_eager": True, "max_num_batched_tokens": 64},
+    )
+    prompts = [Prompt("a", "chat", ("hello", "and?")), Prompt("b", "code", ("x = 1",))]
+    run = collect_vllm(folder / "log", settings, prompts)
+    (folder / "record.pkl").write_bytes(pickle.dumps({"outputs": {}, "run": run.name}))
+
+
 def main(name: str, folder: Path) -> None:
     """Run a scenario."""
+    if name == "collect":
+        collect(folder)
+        return
     scenario = SCENARIOS[name]
     os.environ |= scenario.environment
     os.environ["DRAFTLAB_LOG"] = str(folder / "log")

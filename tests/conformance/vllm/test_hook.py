@@ -467,6 +467,20 @@ def test_the_log_is_closed_and_passes_its_checks(result: Result) -> None:
     assert [f for f in run_checks(result.log) if f.severity != "note"] == []
 
 
+@scenarios("collect")
+def test_an_offline_engine_collects_over_prompts(result: Result) -> None:
+    [run] = result.log.runs
+    assert run.name == result.record["run"]
+    assert run.metadata["closed"]
+    requests = result.requests
+    assert sorted(requests["external_id"]) == ["chat/0/0", "chat/0/1", "code/1/0"]
+    assert sorted(requests["group"]) == ["chat/0", "chat/0", "code/1"]
+    assert requests["prompt_tokens"].to_list()[:2] == [5, 5]
+    assert result.drafts["accepted"].count() > 10
+    assert result.drafts["entropy"].null_count() == 0
+    assert [f for f in run_checks(result.log) if f.severity != "note"] == []
+
+
 @scenarios("churn", "plugin")
 def test_nothing_of_the_prompts_is_on_the_disk(result: Result) -> None:
     assert result.drafts["token"].count() == (0 if "plugin" in result.folder.name else 200)
