@@ -19,6 +19,7 @@ from draftlab.grading import Grade, Orders, grade
 from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
+from draftlab.plugins import Plugin
 from draftlab.predictors.baselines import PREDICTORS, Predictor, compute_features
 from draftlab.predictors.survival import SURVIVAL
 from draftlab.refitting import fit_notes, no_coefficients, refit
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 NUM_FOLDS = 5
 TABLES = (
     *("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions"),
-    *("survival", "lengths", "length_calibration", "ece_conventions"),
+    *("survival", "lengths", "length_calibration", "ece_conventions", "plugin_metrics"),
 )
 
 _METRICS = (
@@ -99,6 +100,9 @@ class Evaluation:
     """How ECE over all rows depends on its convention: run, pair, drafting, predictor, view, bins
     (width, mass or smooth), n_bins, value (mean or centre of the bin), ece, ece_null (expected of
     perfect calibration)."""
+    plugin_metrics: pl.DataFrame
+    """Metrics of a plugin on pooled held-out log-odds: run, pair, drafting, predictor, metric,
+    scope (overall, without_first, position, dataset), dataset, position, n, value."""
     predictions: pl.DataFrame | None
     """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
     group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor."""
@@ -138,6 +142,7 @@ class _Options(NamedTuple):
     """The user named the predictors, so they decide on the rows."""
     keep_predictions: bool
     compare: Compare
+    plugin: Plugin
 
 
 class _Graded(NamedTuple):
@@ -153,6 +158,7 @@ class _Graded(NamedTuple):
     lengths: pl.DataFrame
     length_calibration: pl.DataFrame
     ece_conventions: pl.DataFrame
+    plugin_metrics: pl.DataFrame
     predictions: pl.DataFrame | None
     notes: list[str]
 
@@ -169,6 +175,7 @@ def evaluate(
     pool: bool = False,
     keep_predictions: bool = False,
     compare: Compare = "adopted",
+    plugin: Plugin | None = None,
     out: str | Path | None = None,
 ) -> Evaluation:
     """Refit every predictor of conditional acceptance and grade it on held-out rows.
@@ -204,6 +211,8 @@ def evaluate(
     compare : {"adopted", "all"}
         Which pairs of predictors ``differences`` holds: `logit_qmax` against every other, or
         every pair.
+    plugin : Plugin, optional
+        A user's features, predictors and metrics, from `plugins.load_plugins`.
     out : path, optional
         Write the result there.
 
@@ -227,9 +236,17 @@ def evaluate(
     >>> overall["predictor"].to_list(), overall["auc"].round(2).to_list()
     (['logit_qmax', 'constant'], [0.7, 0.5])
     """
-    asked = _look_up(predictors)
+    added = plugin or Plugin()
+    asked = _look_up(predictors, added.known_predictors())
     options = _Options(
-        in_sample, folds, n_bins, own_slopes, predictors is not None, keep_predictions, compare
+        in_sample=in_sample,
+        folds=folds,
+        n_bins=n_bins,
+        own_slopes=own_slopes,
+        chosen=predictors is not None,
+        keep_predictions=keep_predictions,
+        compare=compare,
+        plugin=added,
     )
     _check(options)
     opened = open_any(log)
@@ -248,6 +265,7 @@ def evaluate(
         lengths=_stack(graded, "lengths"),
         length_calibration=_stack(graded, "length_calibration"),
         ece_conventions=_stack(graded, "ece_conventions"),
+        plugin_metrics=_stack(graded, "plugin_metrics"),
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
         settings=_settings(options, asked, graded),
@@ -258,15 +276,15 @@ def evaluate(
     return result
 
 
-def _look_up(names: Sequence[str] | None) -> list[Predictor]:
+def _look_up(names: Sequence[str] | None, known: dict[str, Predictor]) -> list[Predictor]:
     if names is None:
-        return list(PREDICTORS.values())
-    unknown = [name for name in names if name not in PREDICTORS]
+        return list(known.values())
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(PREDICTORS)}")
+        raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(known)}")
     if not names:
-        raise InputError(f"no predictor named; known: {', '.join(PREDICTORS)}")
-    return [PREDICTORS[name] for name in dict.fromkeys(names)]
+        raise InputError(f"no predictor named; known: {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _check(options: _Options) -> None:
@@ -402,9 +420,43 @@ def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _
                 if graded.conventions is not None
             }
         ),
+        plugin_metrics=_plugin_metrics(rows, grades, options.plugin),
         predictions=predictions,
         notes=ready.notes + fit_notes(table) + survival.notes,
     )
+
+
+_PLUGIN_METRICS = {
+    "predictor": pl.String,
+    "metric": pl.String,
+    "scope": pl.String,
+    "dataset": pl.String,
+    "position": pl.Int16,
+    "n": pl.Int64,
+    "value": pl.Float64,
+}
+_PLUGIN_SCOPES = ("overall", "without_first", "position", "dataset")
+
+
+def _plugin_metrics(rows: Rows, grades: dict[str, Grade], plugin: Plugin) -> pl.DataFrame:
+    found = []
+    scopes = [scope for scope in rows.scopes if scope.name in _PLUGIN_SCOPES]
+    for scope in scopes if plugin.metrics else []:
+        entry = scope.entry_of_cell[rows.cell]
+        for code, (dataset, position) in enumerate(
+            zip(scope.datasets, scope.positions, strict=True)
+        ):
+            here = np.flatnonzero(entry == code)
+            for name, graded in grades.items():
+                for metric, function in plugin.metrics.items():
+                    try:
+                        value = float(function(rows.accepted[here], graded.logit[here]))
+                    except Exception as error:
+                        raise InputError(
+                            f"metric {metric} of the plugin: {type(error).__name__}: {error}"
+                        ) from error
+                    found.append((name, metric, scope.name, dataset, position, len(here), value))
+    return pl.DataFrame(found, schema=_PLUGIN_METRICS, orient="row")
 
 
 def _by_predictor(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "drift",
         "transfer",
         "regression",
+        "plugins",
     ),
     ("log", "features", "synth"),
     ("schema", "metrics", "intervals", "threads", "provenance", "published", "errors"),
