@@ -8,8 +8,8 @@ request that goes on. A proposal of step t therefore gets its labels in step t +
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -88,6 +88,37 @@ class StepResult:
     finished: tuple[Finished, ...]
 
 
+class Admitted(Protocol):
+    """How much of the pending drafts a step verifies."""
+
+    @property
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """[rows] int: drafts sent of each request, a prefix of its proposal."""
+
+    @property
+    def budget(self) -> int:
+        """Their sum at most."""
+
+    @property
+    def reason(self) -> str:
+        """Why the budget is what it is."""
+
+
+class Admission(Protocol):
+    """Adaptive verification, called three times a step: admit, learn, predict."""
+
+    def admit(
+        self, columns: Columns, *, num_sampling_requests: int, num_non_draft_tokens: int
+    ) -> Admitted:
+        """Choose what to verify of the pending proposals, given their columns."""
+
+    def learn(self, columns: Columns | None) -> None:
+        """Take in the rows that this step graded."""
+
+    def predict(self, columns: Columns) -> Columns:
+        """Return columns that the log keeps of new proposals, given their keys and features."""
+
+
 @dataclass(frozen=True)
 class _Proposal:
     """Drafts of the previous step that wait for their verdict."""
@@ -97,6 +128,18 @@ class _Proposal:
     logits: Tensor  # [rows, K, vocab], before temperature
     uniforms: Tensor  # [rows, 2 K + 1]: drafting, acceptance, recovery or bonus
     columns: Columns  # keys and features, flat over (row, position)
+    admitted: Tensor | None = None  # [rows], drafts that are verified; None: all
+
+    def cut(self, admitted: np.ndarray[Any, Any]) -> _Proposal:
+        """Return the proposal with as many positions as the longest admitted prefix, at least 1."""
+        width = max(1, int(admitted.max()))
+        return replace(
+            self,
+            tokens=self.tokens[:, :width],
+            q=self.q[:, :width],
+            logits=self.logits[:, :width],
+            admitted=torch.from_numpy(admitted).to(self.tokens.device),
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +180,8 @@ class SpeculativeDecoder:
     keep_hidden : bool
         Give the drafter's hidden states with the rows, as a column ``hidden`` [n, hidden] that is
         not part of the log.
+    admission : Admission, optional
+        Adaptive verification: how many drafts of each proposal are sent to the target.
     """
 
     def __init__(
@@ -151,6 +196,7 @@ class SpeculativeDecoder:
         seed: int = 0,
         head: ConfidenceHead | None = None,
         keep_hidden: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self.target = target
         self.cache = cache
@@ -161,6 +207,7 @@ class SpeculativeDecoder:
         self.seed = seed
         self.head = head
         self.keep_hidden = keep_hidden
+        self.admission = admission
         self.slots: list[_Slot | None] = [None] * cache.keys.shape[1]
         self.steps = 0
         self._proposal: _Proposal | None = None
@@ -182,10 +229,15 @@ class SpeculativeDecoder:
         running = self._occupied()
         new = self._admit(arrive)
         prompt_tokens = sum(len(self._slot(i).request.prompt) for i in new)
-        counts = {"num_admitted": 0, "num_accepted": 0, "num_emitted": 0}
+        counts: dict[str, Any] = {"num_admitted": 0, "num_accepted": 0, "num_emitted": 0}
         drafts = None
         if running:
+            if self.admission is not None and proposal is not None:
+                sizes = len(running) + len(new), len(running) + prompt_tokens
+                proposal = self._trim(proposal, sizes, counts)
             drafts = self._verify(running, proposal, counts)
+        if self.admission is not None:
+            self.admission.learn(drafts)
         if new:
             counts["num_emitted"] += self._prefill(new)
         self._synchronize()
@@ -287,8 +339,25 @@ class SpeculativeDecoder:
                 self._emit(index, [token])
         return len(new)
 
+    def _trim(
+        self, proposal: _Proposal, sizes: tuple[int, int], counts: dict[str, Any]
+    ) -> _Proposal:
+        """Leave the drafts that adaptive verification admits."""
+        assert self.admission is not None
+        sampling_requests, non_draft_tokens = sizes
+        chosen = self.admission.admit(
+            proposal.columns,
+            num_sampling_requests=sampling_requests,
+            num_non_draft_tokens=non_draft_tokens,
+        )
+        cut = proposal.cut(np.asarray(chosen.lengths, dtype=np.int64))
+        counts["budget"], counts["budget_reason"] = chosen.budget, chosen.reason
+        # every row of the batch is as wide as the longest: the rest is padding
+        counts["padded_tokens"] = non_draft_tokens + cut.tokens.numel()
+        return cut
+
     def _verify(
-        self, running: list[int], proposal: _Proposal | None, counts: dict[str, int]
+        self, running: list[int], proposal: _Proposal | None, counts: dict[str, Any]
     ) -> Columns | None:
         """Verify the pending drafts, emit, and return their rows with labels."""
         slots = [self._slot(i) for i in running]
@@ -310,23 +379,42 @@ class SpeculativeDecoder:
             emitted = [*drafted[row][:accepted], verdict.next_token[row]]
             kept[row] = self._emit(index, emitted)
         counts["num_admitted"] = drafts.numel()
+        if proposal is not None and proposal.admitted is not None:
+            counts["num_admitted"] = int(proposal.admitted.sum())
         counts["num_accepted"] = int(np.minimum(verdict.accepted, kept).sum())
         counts["num_emitted"] = int(kept.sum())
         if proposal is None:
             return None
-        return proposal.columns | verdict.columns | self._labels(proposal, verdict.accepted, kept)
+        seen = self._widen(verdict.columns, proposal)
+        return proposal.columns | seen | self._labels(proposal, verdict.accepted, kept)
+
+    def _widen(self, columns: Columns, proposal: _Proposal) -> Columns:
+        """Bring columns of the verified positions to all K; what was not admitted is null."""
+        if proposal.admitted is None:
+            return columns
+        rows, width = proposal.tokens.shape
+        hidden = np.arange(self.K) >= proposal.admitted.cpu().numpy()[:, None]
+        wide = {}
+        for name, values in columns.items():
+            full = np.zeros((rows, self.K), dtype=values.dtype)
+            full[:, :width] = values.reshape(rows, width)
+            wide[name] = np.ma.array(full, mask=hidden).ravel()
+        return wide
 
     def _labels(
         self, proposal: _Proposal, accepted: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]
     ) -> Columns:
         position = proposal.columns["position"]
+        admitted = np.ones(len(position), dtype=bool)
+        if proposal.admitted is not None:
+            admitted = position < np.repeat(proposal.admitted.cpu().numpy(), self.K)
         accepted, kept = np.repeat(accepted, self.K), np.repeat(kept, self.K)
         # Behind the token that ended the request nothing was emitted, whatever the verdict.
         after_stop = (kept <= accepted) & (position >= kept)
         return {
             "verify_step": np.full(len(position), self.steps, dtype=np.int64),
-            "admitted": np.ones(len(position), dtype=bool),
-            "accepted": np.ma.array(position < accepted, mask=position > accepted),
+            "admitted": admitted,
+            "accepted": np.ma.array(position < accepted, mask=(position > accepted) | ~admitted),
             "excluded": proposal.columns["excluded"]
             | np.where(after_stop, int(Excluded.AFTER_STOP), 0).astype(np.uint16),
         }
@@ -357,6 +445,8 @@ class SpeculativeDecoder:
         drafts, logits = torch.cat(drawn, dim=1), torch.stack(all_logits, dim=1)
         columns = self._keys(live) | self._features(logits, temperature, drafts)
         columns |= self._confidence(torch.stack(all_hidden, dim=1))
+        if self.admission is not None:
+            columns |= self.admission.predict(columns)
         self._proposal = _Proposal(drafts, torch.stack(all_q, dim=1), logits, uniforms, columns)
         return draft_ms
 
@@ -432,10 +522,16 @@ def judge(
     q_on_support = drafted.select(q)
     p_drawn = drafted.prob(drafts.flatten())
     q_drawn = q.gather(1, drafts.flatten()[:, None])[:, 0]
+    first = (uniforms.shape[1] - 1) // 2  # drafting took as many uniforms as it drew tokens
     accepted = sampling.count_accepted(
-        p_drawn.view(rows, K), q_drawn.view(rows, K), uniforms[:, K : 2 * K]
+        p_drawn.view(rows, K), q_drawn.view(rows, K), uniforms[:, first : first + K]
     )
     padded = torch.cat((q_on_support.view(rows, K, -1), torch.zeros_like(probs[:, :1])), dim=1)
+    if proposal.admitted is not None:
+        # Behind the last admitted draft the target's own token follows, as the bonus does.
+        accepted = torch.minimum(accepted, proposal.admitted)
+        sent = torch.arange(width, device=logits.device) < proposal.admitted[:, None]
+        padded = torch.where(sent[:, :, None], padded, 0.0)
     left = sampling.residual(probs[index, accepted], padded[index, accepted])
     choice = sampling.draw(left, uniforms[:, -1])
     columns = {
