@@ -32,7 +32,7 @@ lint: install ## Check style and types
 	$(BIN)/mypy
 
 sample: install ## Collect the sample logs again (about 40 minutes on 2 cores)
-	$(BIN)/draftlab collect --out data/sample --max-labelled 152000
+	$(BIN)/draftlab collect --out data/sample --max-labelled 162000
 	$(BIN)/draftlab collect --out data/sample-t1 --temperature 1 --skip-layers 13,25 --max-labelled 20000
 
 reproduce: install ## Write the published feature table beside our own, from the sample logs

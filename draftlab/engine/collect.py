@@ -13,7 +13,8 @@ import torch
 
 from draftlab import provenance
 from draftlab.engine.confidence import ConfidenceHead, find_shipped_head, load_head
-from draftlab.engine.decode import Finished, Request, SpeculativeDecoder
+from draftlab.engine.decode import Admission, Finished, Request, SpeculativeDecoder
+from draftlab.engine.distributions import DistributionSample
 from draftlab.engine.drafters import Drafter, LayerSkipDrafter, ModelDrafter, search_skip_layers
 from draftlab.engine.loading import (
     EMBEDDED,
@@ -71,6 +72,8 @@ class Settings:
     dtype: str = "auto"
     head: str | None = None
     """File of a confidence head, or ``none``; None: the shipped one, where there is one."""
+    log_distributions: int = 0
+    """Rows of (p, q) to keep for the audit, sampled evenly over the run; 0 is none."""
     tokens: bool = False
     raw_ids: bool = False
 
@@ -86,6 +89,7 @@ class Settings:
             ("max_new_tokens", self.max_new_tokens >= 1, ">= 1"),
             ("max_labelled", self.max_labelled is None or self.max_labelled >= 1, ">= 1"),
             ("seed", self.seed >= 0, ">= 0"),
+            ("log_distributions", self.log_distributions >= 0, ">= 0"),
             (
                 "draft_sample_method",
                 self.draft_sample_method in ("probabilistic", "greedy"),
@@ -126,6 +130,7 @@ def collect(
     out: str | Path,
     settings: Settings | None = None,
     *,
+    admission: NamedAdmission | None = None,
     on_step: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
     """Run speculative decoding over prompts and log it as a new run in the log ``out``.
@@ -136,6 +141,8 @@ def collect(
         Folder of the log; the run becomes a folder in it.
     settings : Settings, optional
         What to run.
+    admission : NamedAdmission, optional
+        Adaptive verification, such as `policies.live.make_admission` returns; off unless told.
     on_step
         Called after every engine step.
 
@@ -153,11 +160,33 @@ def collect(
     settings.check()
     prompts = read_prompts(settings)
     engine = load_engine(settings)
-    collector = Collector(settings, engine, prompts)
-    log = LogWriter(out, _run_metadata(settings, engine, prompts))
-    with log:
-        collector.run(log, on_step)
+    collector = Collector(settings, engine, prompts, admission=admission)
+    log = LogWriter(out, _run_metadata(settings, engine, prompts) | _trimming(admission))
+    try:
+        with log:
+            collector.run(log, on_step)
+    finally:
+        if collector.distributions is not None:
+            collector.distributions.write(log.folder)
     return log.folder
+
+
+class NamedAdmission(Admission, Protocol):
+    """Adaptive verification that can be written down in run.json."""
+
+    @property
+    def name(self) -> str:
+        """Of the predictor that trims."""
+
+    @property
+    def start(self) -> dict[str, Any] | None:
+        """Start state of an estimator that learns."""
+
+
+def _trimming(admission: NamedAdmission | None) -> dict[str, Any]:
+    if admission is None:
+        return {}
+    return {"adaptive_verification": admission.name, "estimator_start": admission.start}
 
 
 @dataclass(frozen=True)
@@ -315,6 +344,7 @@ class Collector:
         prompts: Sequence[Prompt],
         *,
         keep_hidden: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -323,6 +353,9 @@ class Collector:
         self._open: dict[int, _Conversation] = {}
         self._salt = secrets.token_hex(8)
         self.progress = Progress()
+        self.distributions: DistributionSample | None = None
+        if settings.log_distributions:
+            self.distributions = DistributionSample(settings.log_distributions, settings.seed)
         cache = engine.target.new_cache(settings.concurrency, self._longest_context())
         self._decoder = SpeculativeDecoder(
             engine.target,
@@ -334,6 +367,8 @@ class Collector:
             seed=settings.seed,
             head=engine.head,
             keep_hidden=keep_hidden,
+            admission=admission,
+            distributions=self.distributions,
         )
         self._refill()
 

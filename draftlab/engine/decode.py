@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftlab.engine import sampling
-from draftlab.engine.sampling import Truncation
+from draftlab.engine.sampling import Support, Truncation
 from draftlab.engine.stats import draft_features, target_features
 from draftlab.schema import Excluded
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from draftlab.engine.confidence import ConfidenceHead
+    from draftlab.engine.distributions import DistributionSample
     from draftlab.engine.drafters import Drafter
     from draftlab.engine.model import KeyValueCache, Model
 
@@ -149,6 +150,7 @@ class _Verdict:
     accepted: np.ndarray[Any, Any]
     next_token: list[int]
     columns: Columns  # what the log keeps of the target's side, flat over (row, position)
+    p: Support | None = None  # of the drafted positions, flat over (row, position)
 
 
 def make_noise(seed: int, request: int) -> np.random.Generator:
@@ -182,6 +184,8 @@ class SpeculativeDecoder:
         not part of the log.
     admission : Admission, optional
         Adaptive verification: how many drafts of each proposal are sent to the target.
+    distributions : DistributionSample, optional
+        Takes (p, q) of observed positions.
     """
 
     def __init__(
@@ -197,6 +201,7 @@ class SpeculativeDecoder:
         head: ConfidenceHead | None = None,
         keep_hidden: bool = False,
         admission: Admission | None = None,
+        distributions: DistributionSample | None = None,
     ) -> None:
         self.target = target
         self.cache = cache
@@ -208,6 +213,7 @@ class SpeculativeDecoder:
         self.head = head
         self.keep_hidden = keep_hidden
         self.admission = admission
+        self.distributions = distributions
         self.slots: list[_Slot | None] = [None] * cache.keys.shape[1]
         self.steps = 0
         self._proposal: _Proposal | None = None
@@ -385,8 +391,20 @@ class SpeculativeDecoder:
         counts["num_emitted"] = int(kept.sum())
         if proposal is None:
             return None
-        seen = self._widen(verdict.columns, proposal)
-        return proposal.columns | seen | self._labels(proposal, verdict.accepted, kept)
+        labels = self._labels(proposal, verdict.accepted, kept)
+        if self.distributions is not None and verdict.p is not None:
+            self._keep(proposal, verdict.p, labels)
+        return proposal.columns | self._widen(verdict.columns, proposal) | labels
+
+    def _keep(self, proposal: _Proposal, p: Support, labels: Columns) -> None:
+        """Offer the observed positions to the sample of distributions."""
+        assert self.distributions is not None
+        width = proposal.tokens.shape[1]
+        inside = np.flatnonzero(proposal.columns["position"] < width)
+        keys = {name: proposal.columns[name][inside] for name in ("request", "step", "slot")}
+        keys["position"] = proposal.columns["position"][inside]
+        observed = ~np.ma.getmaskarray(labels["accepted"]) & (labels["excluded"] == 0)
+        self.distributions.add(keys, observed[inside], p, proposal.q.flatten(0, 1))
 
     def _widen(self, columns: Columns, proposal: _Proposal) -> Columns:
         """Bring columns of the verified positions to all K; what was not admitted is null."""
@@ -543,6 +561,7 @@ def judge(
         accepted.cpu().numpy(),
         _pick(tokens[index, accepted], choice),
         {name: values.cpu().numpy() for name, values in columns.items()},
+        drafted,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LABELS = ("overlap", "accepted")
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+PENALTIES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 """Inverse strengths C of the ridge that are tried on held-out prompts."""
 _HELD_OUT = 5  # every fifth prompt
 
