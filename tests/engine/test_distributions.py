@@ -1,4 +1,4 @@
-"""Kept (p, q) rows agree with the log, stay bounded, and pass the audit; live trimming is logged."""
+"""Kept (p, q) rows agree with the log and stay bounded; live trimming is written down."""
 
 from __future__ import annotations
 
