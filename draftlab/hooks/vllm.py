@@ -411,16 +411,16 @@ class VllmHook:
         )
 
     def _describe_batch(self, batch: Any) -> dict[str, Any]:
-        total = int(batch.num_scheduled_tokens.sum())
-        plain = total - int(batch.num_draft_tokens)
+        # Counts per request are those before trimming, num_draft_tokens is what was left of them.
+        drafts = int(_scheduled_drafts(batch).sum())
         row: dict[str, Any] = {
-            "num_non_draft_tokens": plain,
+            "num_non_draft_tokens": int(batch.num_scheduled_tokens.sum()) - drafts,
             "padded_tokens": int(batch.num_tokens_after_padding),
         }
         if self._facts.adaptive:
-            budget = int(batch.num_tokens) - plain
+            budget = int(batch.num_draft_tokens)
             row["budget"] = budget
-            row["budget_reason"] = "all" if budget >= int(batch.num_draft_tokens) else "cost"
+            row["budget_reason"] = "all" if budget >= drafts else "cost"
         return row
 
     def _copy_integers(self, arguments: dict[str, Any] | None, drafts: Any) -> Any:

@@ -120,6 +120,7 @@ def test_progress_counts_each_token_once(engine: FakeEngine, tmp_path: Path) -> 
 def test_garbage_labels_are_refused(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     cpu = Installation("0.33.0", on_cpu=True, has_triton=False)
     monkeypatch.setattr(offline, "find_installation", lambda: cpu)
     with pytest.raises(InputError, match="samples wrongly on a CPU"):

@@ -167,6 +167,31 @@ def test_a_verdict_without_a_proposal_is_a_step(engine: Any) -> None:
     assert steps["num_proposed"].to_list() == [4, 4, None, 2]
 
 
+def test_the_budget_is_what_adaptive_verification_left(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(enable_adaptive_verification=True)
+    made.runner.add_requests(scheduled(new_request("a"), new_request("b")))
+    made.runner.step([0, 1], [1, 1], [0, 0])
+    plain = fake_vllm.batch
+
+    def trimmed(slots: list[int]) -> Any:
+        made_batch = plain(slots)
+        made_batch.num_draft_tokens = 1
+        return made_batch
+
+    monkeypatch.setattr(fake_vllm, "batch", trimmed)
+    made.runner.step([0, 1], [2, 1], [0, 0])
+    log = made.read()
+    assert log.runs[0].metadata["adaptive_verification"] == "vllm"
+    steps = log.steps.collect()
+    assert steps["budget"].to_list() == [4, 1]
+    assert steps["budget_reason"].to_list() == ["all", "cost"]
+    assert steps["num_non_draft_tokens"].to_list() == [2, 2]
+    graded = log.drafts.collect().drop_nulls("verify_step")
+    assert graded["admitted"].to_list() == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     ("params", "transforms", "bits"),
     [

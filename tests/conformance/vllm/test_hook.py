@@ -95,7 +95,8 @@ def results(
     """Start the scenarios that the selected tests name, two at a time."""
     folder = tmp_path_factory.mktemp("vllm")
     calls = [getattr(item, "callspec", None) for item in request.session.items]
-    named = {value for call in calls if call is not None for value in call.params.values()}
+    values = [value for call in calls if call is not None for value in call.params.values()]
+    named = {value for value in values if isinstance(value, str)}
     wanted = [name for name in SCENARIOS if name in named]
     with ThreadPoolExecutor(max_workers=2) as pool:
         yield {name: pool.submit(run_scenario, name, folder / name) for name in wanted}
