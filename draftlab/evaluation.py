@@ -477,7 +477,8 @@ def _survival(
     needed = {name for one in SURVIVAL.values() for name in (one.drawn, one.at_draw)}
     chosen = [p for p in ready.predictors if options.chosen or p.name in needed.union(PRODUCTS)]
     used = {predictor.name: coefficients[predictor.name] for predictor in chosen}
-    return grade_survival(cell, chosen, used, fold_of_prompt, options.n_bins)
+    alone = None if options.chosen else PRODUCTS
+    return grade_survival(cell, chosen, used, fold_of_prompt, options.n_bins, alone)
 
 
 def _metrics(

@@ -16,7 +16,7 @@ from scipy.special import expit
 
 from draftlab import metrics
 from draftlab.intervals import bounded, half_width, ratio_influence
-from draftlab.metrics import FloatArray, IntArray, divide, row_wins, sum_by
+from draftlab.metrics import BoolArray, FloatArray, IntArray, divide, row_wins, sum_by
 from draftlab.rows import Clusters, Rows, Scope, order_of_values
 
 if TYPE_CHECKING:
@@ -142,18 +142,18 @@ def grade(
     sums = _coarser(fine, n_bins)
     by_feature = (orders or Orders(rows)).of(feature)
     by_logit = _merge(logit, by_feature, slopes)
+    # Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that order where
+    # w f + b rounds distinct features to one number, so that monotone features agree exactly.
+    within = _rank(rows, feature, [np.concatenate(parts) for parts in by_feature])
+    across = _rank(rows, logit, by_logit)
     tables, influences = [], {}
     for scope in rows.scopes:
         if scopes is not None and scope.name not in scopes:
             continue
         if scope.single_position:
-            # Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that
-            # order where w f + b rounds distinct features to one number, so that monotone
-            # features agree exactly.
-            order = [np.concatenate(parts) for parts in by_feature]
-            wins = _turn(rows, scope, _unit_wins(rows, scope, feature, order), slopes)
+            wins = _turn(rows, scope, _unit_wins(rows, scope, within), slopes)
         else:
-            wins = _unit_wins(rows, scope, logit, by_logit)
+            wins = _unit_wins(rows, scope, across)
         table, influences[scope.name] = _scope_table(rows, scope, sums, wins)
         tables.append(table)
     return Grade(
@@ -264,22 +264,39 @@ def _merge(
     return merged
 
 
-def _unit_wins(rows: Rows, scope: Scope, score: FloatArray, orders: Sequence[IntArray]) -> IntArray:
+class _Ranked(NamedTuple):
+    """Rows of one fold in rising order of a score; gathered once for several scopes."""
+
+    order: IntArray
+    score: FloatArray
+    accepted: BoolArray
+
+
+def _rank(rows: Rows, score: FloatArray, orders: Sequence[IntArray]) -> list[_Ranked]:
+    return [_Ranked(order, score[order], rows.accepted[order]) for order in orders]
+
+
+def _unit_wins(rows: Rows, scope: Scope, ranked: Sequence[_Ranked]) -> IntArray:
     """Return twice the pairs that the rows of each unit win, (units inside the scope,)."""
     wins = np.zeros(len(rows.fold), dtype=np.int64)
-    small: type[np.signedinteger[Any]] = np.int16
-    if len(scope) > np.iinfo(np.int16).max:
-        small = np.int32
-    for order in orders:
-        entry: IntArray = scope.entry_of_cell[rows.cell[order]].astype(small)
-        ranked, entry = order[entry >= 0], entry[entry >= 0]
-        if np.any(entry[1:] < entry[:-1]):
-            # a radix sort of small integers, which keeps the order of the scores
-            regrouped = np.argsort(entry, kind="stable")
-            ranked, entry = ranked[regrouped], entry[regrouped]
-        first = np.ones(len(ranked), dtype=np.bool_)
-        first[1:] = entry[1:] != entry[:-1]
-        wins[ranked] = row_wins(rows.accepted[ranked], score[ranked], first)
+    for fold in ranked:
+        order, score, accepted = fold
+        first = np.zeros(len(order), dtype=np.bool_)
+        first[:1] = True
+        if len(scope) > 1 or scope.entry_of_cell.min() < 0:
+            entry = rows.entries[scope.name][order]
+            if scope.entry_of_cell.min() < 0:
+                inside = np.flatnonzero(entry >= 0)
+                order, score, accepted = order[inside], score[inside], accepted[inside]
+                entry = entry[inside]
+            if np.any(entry[1:] < entry[:-1]):
+                # a radix sort of small integers, which keeps the order of the scores
+                regrouped = np.argsort(entry, kind="stable")
+                order, score, accepted = order[regrouped], score[regrouped], accepted[regrouped]
+                entry = entry[regrouped]
+            first = np.ones(len(order), dtype=np.bool_)
+            first[1:] = entry[1:] != entry[:-1]
+        wins[order] = row_wins(accepted, score, first)
     by_unit = rows.sum_units(wins)
     return np.asarray(by_unit[rows.clusters[scope.name].inside])
 

@@ -118,6 +118,17 @@ class Rows:
         return make_scopes(self.datasets, self.num_positions)
 
     @cached_property
+    def entries(self) -> dict[str, IntArray]:
+        """Entry of each row, by scope, in small integers: they sort by radix."""
+        found: dict[str, IntArray] = {}
+        for scope in self.scopes:
+            small: type[np.signedinteger[Any]] = np.int8
+            if len(scope) > np.iinfo(np.int8).max:
+                small = np.int16 if len(scope) <= np.iinfo(np.int16).max else np.int32
+            found[scope.name] = scope.entry_of_cell.astype(small)[self.cell]
+        return found
+
+    @cached_property
     def fold_slices(self) -> tuple[slice, ...]:
         """Rows of each fold."""
         bounds = np.searchsorted(self.fold, np.arange(self.num_folds + 1)).tolist()

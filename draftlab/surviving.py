@@ -23,7 +23,7 @@ from draftlab.threads import run_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PRODUCTS = ("logit_qmax", "logit_q_sampled", "qmax", "confidence", "constant", "per_position")
+PRODUCTS = ("logit_qmax", "qmax", "confidence", "per_position")
 """Conditional predictors whose products are graded unless the user names some."""
 LENGTH_BINS = 10
 _SCOPES = ("overall", "without_first", "position", "dataset")
@@ -106,6 +106,7 @@ def grade_survival(
     coefficients: dict[str, Coefficients],
     fold_of_prompt: IntArray,
     n_bins: int,
+    alone: Sequence[str] | None = PRODUCTS,
 ) -> SurvivalTables:
     """Grade products of conditionals, the lossless hybrid and the lossless oracle.
 
@@ -120,6 +121,8 @@ def grade_survival(
         -1: the prompt was not graded.
     n_bins : int
         Equal-width bins of ECE.
+    alone : sequence of str, optional
+        Predictors whose own product is graded; None is all.
     """
     columns = sorted({column for predictor in predictors for column in predictor.columns})
     frame = read_admitted(cell, columns)
@@ -159,7 +162,7 @@ def grade_survival(
             _calibration(grid, expected).select(predictor=label["predictor"], **_all(_CALIBRATION)),
         )
 
-    done = run_threads(work, _plans(cell, usable))
+    done = run_threads(work, _plans(cell, usable, alone))
     metrics, lengths, calibration = (pl.concat(tables) for tables in zip(*done, strict=True))
     return SurvivalTables(metrics, lengths, calibration, notes)
 
@@ -173,7 +176,7 @@ class _Plan(NamedTuple):
     log_survival: Callable[[Callable[[str], FloatArray]], FloatArray]
 
 
-def _plans(cell: Cell, usable: list[Predictor]) -> list[_Plan]:
+def _plans(cell: Cell, usable: list[Predictor], alone: Sequence[str] | None) -> list[_Plan]:
     known = {predictor.name: predictor for predictor in usable}
     plans = [
         _Plan(
@@ -183,6 +186,7 @@ def _plans(cell: Cell, usable: list[Predictor]) -> list[_Plan]:
             lambda log_odds, name=name: product(log_odds(name)),  # type: ignore[misc]
         )
         for name, predictor in known.items()
+        if alone is None or name in alone
     ]
     for name, combined in SURVIVAL.items():
         if combined.drawn in known and combined.at_draw in known:

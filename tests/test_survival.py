@@ -165,16 +165,17 @@ def test_the_fast_version_equals_the_slow_one(tmp_path: Path) -> None:
         assert length["observed_accepted"] == rows["survived"].sum() / 400
 
 
-def test_the_oracle_is_best_and_the_hybrid_beats_the_adopted(result: Evaluation) -> None:
+def test_the_oracle_is_best_and_the_hybrid_beats_the_adopted(run: Path, result: Evaluation) -> None:
     loss = {name: only(result, name)["log_loss"]
-            for name in ("oracle", "hybrid", "logit_qmax", "per_position", "constant")}  # fmt: skip
+            for name in ("oracle", "hybrid", "logit_qmax", "per_position")}  # fmt: skip
     assert loss["oracle"] < loss["hybrid"] < loss["logit_qmax"] < loss["per_position"]
     assert only(result, "hybrid")["auc"] > only(result, "logit_qmax")["auc"]
     lossless = dict(result.survival.select("predictor", "lossless").iter_rows())
     assert lossless["hybrid"]
     assert lossless["oracle"]
     assert lossless["logit_qmax"]
-    assert not lossless["logit_q_sampled"]  # its last factor reads x_k
+    lossy = evaluate(run, predictors=["logit_q_sampled"]).survival["lossless"]
+    assert not lossy.any()  # its last factor reads x_k
     assert result.survival["view"].unique().to_list() == ["survival"]
     assert result.metrics["view"].unique().to_list() == ["conditional"]
 
@@ -187,7 +188,8 @@ def test_the_expected_length_of_the_oracle_is_right(result: Evaluation) -> None:
     bins = result.length_calibration.filter(predictor="oracle")
     assert bins["n_proposals"].to_list() == [800] * 10
     # its terms are made at different times, so the sum is right in the mean, and nearly by bin
-    assert (bins["expected_accepted"] - bins["observed_accepted"]).abs().max() < 0.25
+    gaps = (bins["expected_accepted"] - bins["observed_accepted"]).to_numpy()
+    assert np.abs(gaps).max() < 0.25
     assert bins["observed_accepted"].is_sorted()
     better, worse = (
         result.lengths.filter(pl.col("dataset").is_null(), predictor=name)["correlation"].item()
