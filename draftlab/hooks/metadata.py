@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab import provenance
 from draftlab.hooks.join import Arrival
-from draftlab.hooks.plan import Facts, plan_columns
+from draftlab.hooks.plan import SPECULATORS, Facts, Speculator, plan_columns
 from draftlab.hooks.settings import external_id, find_workload, split_id
 from draftlab.schema import Excluded
 
@@ -38,18 +38,21 @@ def read_facts(speculator: Any, vllm_config: Any, settings: HookSettings) -> Fac
     """Return what decides on the columns, from a speculator that has loaded its model."""
     config = vllm_config.speculative_config
     logits = getattr(speculator, "draft_logits", None)
+    estimator = getattr(speculator, "acceptance_estimator", None)
+    name = type(speculator).__name__
+    written = logits is not None and SPECULATORS.get(name, Speculator()).logits
     facts = Facts(
-        speculator=type(speculator).__name__,
-        drafting="greedy" if logits is None else "probabilistic",
+        speculator=name,
+        drafting="probabilistic" if written else "greedy",
         adaptive=bool(getattr(config, "enable_adaptive_verification", False)),
         confidence_head=bool(getattr(speculator, "use_confidence_head", False)),
+        fused=hasattr(getattr(speculator, "model", None), "sample_sequential"),
         local_argmax=bool(getattr(speculator, "use_local_argmax_reduction", False)),
-        shadow=getattr(speculator, "acceptance_estimator", None) is not None,
+        shadow=estimator is not None,
         tokens=settings.tokens,
         target=settings.target,
     )
-    estimator = getattr(speculator, "acceptance_estimator", None)
-    assert facts.has_estimator == (estimator is not None), "an estimator where none was expected"
+    assert estimator is not None or not facts.has_estimator, "the expected estimator is missing"
     return facts
 
 
@@ -71,7 +74,7 @@ def describe_run(
         "num_speculative_tokens": config.num_speculative_tokens,
         "feature_source": facts.source,
         "adaptive_verification": "vllm" if facts.adaptive else "off",
-        "estimator_start": read_estimator(getattr(speculator, "acceptance_estimator", None)),
+        "estimator_start": read_estimator(speculator) if facts.has_estimator else None,
         "vocab_size": vllm_config.model_config.get_vocab_size(),
         "device": _device_name(device),
         "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
@@ -84,13 +87,12 @@ def describe_run(
     }
 
 
-def read_estimator(estimator: Any) -> dict[str, Any] | None:
-    """Return the state from which a replay starts, or None without an estimator.
+def read_estimator(speculator: Any) -> dict[str, Any]:
+    """Return the state of vLLM's estimator from which a replay starts.
 
     Waits for the device; called once, while models are loaded.
     """
-    if estimator is None:
-        return None
+    estimator = speculator.acceptance_estimator
     state = {
         name: getattr(estimator, name).tolist() for name in ("intercepts", "info", "grad", "counts")
     }

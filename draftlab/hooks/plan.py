@@ -22,6 +22,8 @@ class Speculator:
     """It caches the draft logits under probabilistic drafting."""
     shadow: bool = True
     """It predicts acceptance also where adaptive verification is off."""
+    predicts: bool = True
+    """Its estimator, where vLLM builds one, is ever given a distribution."""
     source: str = "head"
     """Distribution that the cached logits describe."""
     verdicts: bool = True
@@ -50,6 +52,7 @@ SPECULATORS: dict[str, Speculator] = {
     "XPressSpeculator": Speculator(
         logits=False,
         shadow=False,
+        predicts=False,
         remark="greedy Jacobi passes: its logits buffer is never written",
     ),
     "NgramGPUSpeculator": Speculator(
@@ -79,6 +82,8 @@ class Facts:
     confidence_head: bool = False
     local_argmax: bool = False
     """`use_local_argmax_reduction`: each rank's best token, no logits."""
+    fused: bool = False
+    """DSpark draws all positions in one kernel, which predicts nothing."""
     shadow: bool = True
     """The user lets vLLM's estimator run where nothing is trimmed by it."""
     tokens: bool = False
@@ -97,7 +102,9 @@ class Facts:
     @property
     def has_estimator(self) -> bool:
         """Whether vLLM's own estimator runs, for real or in the shadow."""
-        if self.local_argmax or not self.known.verdicts or self.confidence_head:
+        if self.local_argmax or self.fused or not self.known.predicts:
+            return False
+        if self.confidence_head or not self.known.verdicts:
             return False
         return self.adaptive or (self.shadow and self.known.shadow)
 
@@ -150,6 +157,8 @@ def _why_no_estimator(facts: Facts) -> str:
         return "use_local_argmax_reduction: vLLM's estimator refuses it"
     if facts.confidence_head:
         return "a trained confidence head takes the estimator's place"
+    if facts.fused:
+        return "the drafter draws all positions in one kernel that predicts nothing"
     if not facts.known.shadow:
         return facts.known.remark
     return "off: DRAFTLAB_SHADOW=0"
