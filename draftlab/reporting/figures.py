@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from draftlab.reporting.style import COLOURS, MUTED, add_legend, new_axes, new_figure, styled
+from draftlab.reporting.style import (
+    COLOURS,
+    MUTED,
+    Drawing,
+    add_legend,
+    new_axes,
+    new_figure,
+    styled,
+)
 from draftlab.reporting.tables import ADOPTED, by_position, format_number, label, of_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from draftlab.evaluation import Evaluation
     from draftlab.reporting.tables import Cell
-
-    Plot = Callable[[Evaluation, Cell], tuple[Figure, pl.DataFrame]]
 
 
 class _Line(NamedTuple):
@@ -45,19 +49,6 @@ LOSS_BY_POSITION = (
 FEW = 30
 """Bins with fewer rows are drawn hollow and apart."""
 RELIABILITY = ("logit_qmax", "qmax", "confidence")
-
-
-class Drawing(NamedTuple):
-    """A figure of the report."""
-
-    name: str
-    title: str
-    plot: Plot
-    caption: Callable[[pl.DataFrame], str]
-    """From the table; holds n."""
-    alt: Callable[[pl.DataFrame], str]
-    """What a reader who cannot see the figure must know, from the table."""
-    how_to_read: str
 
 
 @styled

@@ -19,15 +19,14 @@ from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.replaying import replay as run_replay
 from draftlab.reporting import tables
-from draftlab.reporting.figures import DRAWINGS, Drawing
+from draftlab.reporting.figures import DRAWINGS
 from draftlab.reporting.findings import findings
 from draftlab.reporting.replays import (
     REPLAY_DRAWINGS,
     SUMMARY,
-    ReplayDrawing,
     describe_replay,
 )
-from draftlab.reporting.style import to_svg
+from draftlab.reporting.style import Drawing, to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +75,7 @@ _TITLES = {
 class _Drawn(NamedTuple):
     """A figure as it stands in the page."""
 
-    drawing: Drawing | ReplayDrawing
+    drawing: Drawing
     id: str
     svg: str
     table: pl.DataFrame

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from draftlab.reporting.style import COLOURS, MUTED, add_legend, new_axes, new_figure, styled
+from draftlab.reporting.style import (
+    COLOURS,
+    MUTED,
+    Drawing,
+    add_legend,
+    new_axes,
+    new_figure,
+    styled,
+)
 from draftlab.reporting.tables import format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.figure import Figure
     from rich.console import Console
 
     from draftlab.replaying import Replay
-
-    Plot = Callable[[Replay], tuple[Figure, pl.DataFrame]]
 
 SUMMARY = (
     "estimator", "n", "log_loss", "regret", "ece", "auc", "refits", "refused", "overshoots",
@@ -27,17 +31,6 @@ SUMMARY = (
 
 _COLOURS = ("blue", "orange", "green", "purple", "red", "sky")
 _POSITIONS = ("blue", "sky", "green", "orange", "red", "purple")
-
-
-class ReplayDrawing(NamedTuple):
-    """A figure of the replay."""
-
-    name: str
-    title: str
-    plot: Plot
-    caption: Callable[[pl.DataFrame], str]
-    alt: Callable[[pl.DataFrame], str]
-    how_to_read: str
 
 
 def print_replay(result: Replay, console: Console) -> None:
@@ -171,8 +164,8 @@ def _rolling_alt(table: pl.DataFrame) -> str:
     return "Log-loss: " + ", ".join(f"{name} {format_number(v)}" for name, v in means.rows()) + "."
 
 
-REPLAY_DRAWINGS: tuple[ReplayDrawing, ...] = (
-    ReplayDrawing(
+REPLAY_DRAWINGS: tuple[Drawing, ...] = (
+    Drawing(
         "trajectory",
         "Coefficients of vLLM's rule",
         plot_trajectory,
@@ -181,7 +174,7 @@ REPLAY_DRAWINGS: tuple[ReplayDrawing, ...] = (
         "Flat lines: the rule has settled. A red dotted line marks a refit that moved a "
         "coefficient by more than 4 nats, further than the data reach.",
     ),
-    ReplayDrawing(
+    Drawing(
         "rolling",
         "Regret over time",
         plot_rolling,

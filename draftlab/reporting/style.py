@@ -12,11 +12,12 @@ import html
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -67,6 +68,20 @@ STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
 }
+
+
+class Drawing(NamedTuple):
+    """A figure of the report."""
+
+    name: str
+    title: str
+    plot: Callable[..., tuple[Figure, pl.DataFrame]]
+    """Takes what it draws; returns the figure and its table."""
+    caption: Callable[[pl.DataFrame], str]
+    """From the table; holds n."""
+    alt: Callable[[pl.DataFrame], str]
+    """What a reader who cannot see the figure must know, from the table."""
+    how_to_read: str
 
 
 def styled(plot: Callable[P, T]) -> Callable[P, T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import polars as pl
@@ -16,8 +16,10 @@ from draftlab.reporting.figures import DRAWINGS
 from draftlab.reporting.style import to_svg
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from draftlab.evaluation import Evaluation
-    from draftlab.reporting.figures import Drawing
+    from draftlab.reporting.style import Drawing
     from draftlab.reporting.tables import Cell
 
 
@@ -32,7 +34,7 @@ each_drawing = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: 
     ],
 )
 def test_lines_are_the_metrics_by_position(
-    plot: figures.Plot, column: str, evaluation: Evaluation, cells: dict[str, Cell]
+    plot: Callable[..., Any], column: str, evaluation: Evaluation, cells: dict[str, Cell]
 ) -> None:
     figure, table = plot(evaluation, cells["plain"])
     (axes,) = figure.axes
@@ -41,7 +43,7 @@ def test_lines_are_the_metrics_by_position(
     metrics = evaluation.metrics.filter(run="plain", scope="position")
     for predictor, name in table.select("predictor", "name").unique().iter_rows():
         wanted = metrics.filter(predictor=predictor).sort("position")
-        assert list(lines[name].get_ydata()) == wanted[column].to_list()  # type: ignore[arg-type]
+        assert list(lines[name].get_ydata()) == wanted[column].to_list()
         assert table.filter(predictor=predictor)["n"].to_list() == wanted["n"].to_list()
 
 
