@@ -1,0 +1,289 @@
+"""Commands that run an engine: collect, train-head, profile, vllm-doctor, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftlab.cli.options import (
+    LOSS,
+    Json,
+    Quiet,
+    new_console,
+    parse_layers,
+    print_json,
+    require_engine,
+    say,
+    show_progress,
+)
+
+if TYPE_CHECKING:
+    from draftlab.engine.collect import Progress, Settings
+    from draftlab.hooks.doctor import Diagnosis
+
+app = typer.Typer()
+
+
+@app.command()
+def collect(
+    out: Annotated[Path, typer.Option("--out", help="Log to add the run to.")] = Path("log"),
+    target: Annotated[
+        str, typer.Option(help="Hugging Face folder, .gguf file, or 'embedded'.")
+    ] = "embedded",
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint with the target's vocabulary. [default: skip layers]"),
+    ] = None,
+    skip_layers: Annotated[
+        str | None,
+        typer.Option(help="Layers the drafter leaves out, '4,7,16', or 'search:6' to choose six."),
+    ] = None,
+    draft_sample_method: Annotated[
+        str, typer.Option(help="How drafts are drawn: probabilistic or greedy.")
+    ] = "probabilistic",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompt file (JSON lines or text), repeatable. [default: own suites]"),
+    ] = None,
+    num_speculative_tokens: Annotated[int, typer.Option(help="K, draft tokens a proposal.")] = 5,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="On the target side, as in vLLM.")] = 0.95,
+    top_k: Annotated[int, typer.Option(help="On the target side; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="On the target side; 0 is off.")] = 0.0,
+    concurrency: Annotated[int, typer.Option(help="Requests in a batch.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer.")] = 128,
+    max_labelled: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many labelled drafts. [default: each prompt once]"),
+    ] = None,
+    seed: int = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")] = "auto",
+    log_distributions: Annotated[
+        int, typer.Option(help="Also keep p and q of so many rows, for audit; 0 is none.")
+    ] = 0,
+    head: Annotated[
+        str | None,
+        typer.Option(help="Confidence head to log, or 'none'. [default: the pair's shipped one]"),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Log token ids too.")] = False,
+    raw_ids: Annotated[bool, typer.Option("--raw-ids", help="Log prompt ids unhashed.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run speculative decoding live and log every draft."""
+    require_engine()
+    from draftlab.engine.collect import Settings
+
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        skip_layers=parse_layers(skip_layers),
+        draft_sample_method=draft_sample_method,
+        prompts=tuple(prompts or ()),
+        num_speculative_tokens=num_speculative_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        concurrency=concurrency,
+        max_new_tokens=max_new_tokens,
+        max_labelled=max_labelled,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        log_distributions=log_distributions,
+        head=head,
+        tokens=tokens,
+        raw_ids=raw_ids,
+    )
+    folder = _collect(out, settings, quiet=quiet)
+    say(f"wrote {folder}", quiet=quiet)
+
+
+@app.command("train-head")
+def train_head(
+    out: Annotated[Path, typer.Option("--out", help="File to write, .safetensors.")],
+    label: Annotated[
+        str, typer.Option(help="overlap (exact acceptance) or accepted (decisions).")
+    ] = "overlap",
+    mismatch_weight: Annotated[
+        float, typer.Option(help="Weight of rejections; SpecDec++ uses 6.")
+    ] = 1.0,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompt file, repeatable. [default: the training suite]"),
+    ] = None,
+    target: Annotated[str, typer.Option(help="As in collect.")] = "embedded",
+    drafter: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    skip_layers: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    temperature: Annotated[float, typer.Option(help="As in collect.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="As in collect.")] = 0.95,
+    num_speculative_tokens: Annotated[int, typer.Option(help="As in collect.")] = 5,
+    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to learn from.")] = 30_000,
+    seed: int = 1,
+    device: Annotated[str, typer.Option(help="As in collect.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Train a linear confidence head on the drafter's hidden state."""
+    require_engine()
+    from draftlab.engine.collect import Settings
+    from draftlab.engine.training import train_head as run
+
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        skip_layers=parse_layers(skip_layers),
+        prompts=tuple(prompts or ()),
+        num_speculative_tokens=num_speculative_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        max_labelled=max_labelled,
+        seed=seed,
+        device=device,
+    )
+    with show_progress("training", max_labelled, quiet=quiet) as advance:
+        trained = run(
+            out,
+            settings,
+            label=label,
+            mismatch_weight=mismatch_weight,
+            on_step=lambda p: advance(p.labelled, f"{p.labelled} labelled drafts"),
+        )
+    facts = trained.metadata
+    say(
+        f"wrote {out}: {facts['pair']}, {facts['examples']} drafts of {facts['prompts']} prompts, "
+        f"held-out log-loss {facts['held_out_log_loss']:.4f}",
+        quiet=quiet,
+    )
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("cost.json"),
+    target: Annotated[str, typer.Option(help="As in collect.")] = "embedded",
+    drafter: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    skip_layers: Annotated[str | None, typer.Option(help="As in collect.")] = None,
+    num_speculative_tokens: Annotated[int, typer.Option(help="As in collect.")] = 5,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(help="Requests in a step, repeatable.")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(help="Steps measured per size.")] = 5,
+    device: Annotated[str, typer.Option(help="As in collect.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Measure what a step of the reference engine costs here, by its size."""
+    require_engine()
+    from draftlab.engine.collect import Settings
+    from draftlab.engine.profile import CONCURRENCIES
+    from draftlab.engine.profile import profile as run
+    from draftlab.policies.cost import StepSizes, table_from_steps
+
+    settings = Settings(
+        target=target,
+        drafter=drafter,
+        skip_layers=parse_layers(skip_layers),
+        num_speculative_tokens=num_speculative_tokens,
+        device=device,
+    )
+    with show_progress("profiling", None, quiet=quiet) as advance:
+        sizes = run(
+            settings,
+            concurrencies=concurrency or CONCURRENCIES,
+            repetitions=repetitions,
+            on_step=lambda done, total: advance(done, f"step {done} of {total}"),
+        )
+    table = table_from_steps(
+        StepSizes(**sizes),
+        num_speculative_tokens=num_speculative_tokens,
+        name=f"{target} on {device}",
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    say(f"wrote {table.write(out)}: {table.note}", quiet=quiet)
+
+
+@app.command("vllm-doctor")
+def vllm_doctor(
+    speculative_config: Annotated[
+        str | None, typer.Argument(help="JSON, as given to vllm serve --speculative-config.")
+    ] = None,
+    json_out: Json = False,
+) -> None:
+    """Say what the hook would record with the installed vLLM and a speculative config."""
+    from draftlab.hooks.doctor import vllm_doctor as run
+
+    diagnosis = run(speculative_config)
+    if json_out:
+        print_json(diagnosis.to_dict())
+    else:
+        _print_diagnosis(diagnosis)
+    if diagnosis.problems:
+        raise typer.Exit(LOSS)
+
+
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    from rich.table import Table
+
+    console = new_console()
+    console.print(
+        f"vLLM {diagnosis.vllm}, {diagnosis.speculator}, {diagnosis.drafting} drafting",
+        markup=False,
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    for title in ("column", "recorded", "remark"):
+        table.add_column(title)
+    for row in diagnosis.table():
+        table.add_row(*row)
+    console.print(table)
+    for kind, lines in (("problem", diagnosis.problems), ("note", diagnosis.notes)):
+        for line in lines:
+            console.print(f"{kind}: {line}", markup=False, highlight=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("reports/demo"),
+    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to collect.")] = 10_000,
+    seed: int = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Do the whole job on the embedded default: collect, evaluate, replay, report."""
+    require_engine()
+    from draftlab.engine.collect import Settings
+    from draftlab.evaluation import evaluate as run_evaluate
+    from draftlab.log.reader import open_log
+    from draftlab.online.vllm import Constants
+    from draftlab.replaying import Settings as Replayed
+    from draftlab.replaying import replay as run_replay
+    from draftlab.reporting.render import report as run_report
+    from draftlab.reporting.replays import print_replay
+    from draftlab.reporting.tables import print_evaluation
+
+    folder = _collect(out / "log", Settings(max_labelled=max_labelled, seed=seed), quiet=quiet)
+    log = open_log(folder)
+    result = run_evaluate(log, out=out)
+    # A short log holds fewer steps than vLLM's interval of 100.
+    settings = Replayed(constants=Constants(refit_interval=10), window=10)
+    replayed = run_replay(log, settings=settings, out=out)
+    if not quiet:
+        print_evaluation(result, new_console())
+        print_replay(replayed, new_console())
+    index = run_report(log, out, evaluation=result, replay=replayed)
+    say(f"log     {folder}\nreport  {index}", quiet=quiet)
+
+
+def _collect(out: Path, settings: Settings, *, quiet: bool) -> Path:
+    from draftlab.engine.collect import collect as run
+
+    with show_progress("collecting", settings.max_labelled, quiet=quiet) as advance:
+
+        def on_step(progress: Progress) -> None:
+            advance(
+                progress.labelled,
+                f"{progress.labelled} labelled drafts, step {progress.steps}, "
+                f"{progress.finished} answers",
+            )
+
+        return run(out, settings, on_step=on_step)

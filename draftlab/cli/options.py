@@ -1,0 +1,106 @@
+"""Options that commands share, and how they print."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftlab.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from draftlab.log.reader import DraftLog
+
+DONE, LOSS, BAD_INPUT = 0, 1, 2
+"""Exit codes: done, finished with loss or a failed check, bad input or usage."""
+
+Logs = Annotated[
+    list[str], typer.Argument(metavar="LOG...", help="Logs or single runs, local or remote.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the tables below this folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
+Selected = Annotated[
+    bool, typer.Option("--allow-selected", help="Use a log that was trimmed live all the same.")
+]
+Pool = Annotated[
+    bool, typer.Option("--pool", help="One cell of all runs, whatever their pair, K and drafting.")
+]
+
+
+def exit_on_loss(log: DraftLog) -> None:
+    """Name unreadable parts on standard error and exit with the code for loss."""
+    for problem in log.problems:
+        typer.echo(f"draftlab: {problem.path}: {problem.message}", err=True)
+    if log.problems:
+        raise typer.Exit(LOSS)
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | int | None:
+    """Read a skip set: layers, or how many to search."""
+    if text is None:
+        return None
+    kind, _, count = text.partition(":")
+    try:
+        if kind == "search":
+            return int(count)
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--skip-layers {text!r}: wanted layers such as 4,7,16 or search:6"
+        ) from None
+
+
+def require_engine() -> None:
+    """Name everything that the engine lacks at once."""
+    from importlib.util import find_spec
+
+    needed = ("torch", "transformers", "gguf", "safetensors")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise MissingExtraError(
+            f"the reference engine needs {', '.join(missing)}; install `draftlab[engine]`"
+        )
+
+
+@contextlib.contextmanager
+def show_progress(title: str, total: int | None, *, quiet: bool) -> Iterator[Any]:
+    """Show a progress bar on a terminal; off one, a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(f"{title}: loading", total=total)
+
+        def advance(completed: int, description: str) -> None:
+            bar.update(task, completed=completed, description=f"{title}: {description}")
+
+        yield advance
+
+
+def new_console() -> Console:
+    """Return a console that is wide enough for our tables where there is no terminal."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 120))
+
+
+def say(text: str, *, quiet: bool) -> None:
+    """Print a line for a person."""
+    if not quiet:
+        typer.echo(text)
+
+
+def print_json(content: Any) -> None:
+    """Print strict JSON."""
+    typer.echo(json.dumps(content, indent=2, allow_nan=False))

@@ -1,0 +1,449 @@
+"""Commands that study a log: inspect, evaluate, structure, calibrate, replay, simulate, audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftlab.cli.options import (
+    LOSS,
+    Json,
+    Logs,
+    Out,
+    Pool,
+    Quiet,
+    Selected,
+    Strict,
+    exit_on_loss,
+    new_console,
+    print_json,
+    say,
+    show_progress,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from draftlab.log.reader import DraftLog
+    from draftlab.policies.cost import CostTable
+    from draftlab.replaying import Settings as ReplaySettings
+
+app = typer.Typer()
+
+
+@app.command()
+def inspect(
+    log: Logs, json_out: Json = False, quiet: Quiet = False, strict: Strict = False
+) -> None:
+    """Say what is in a log and run its checks."""
+    from draftlab.log.reader import open_log
+    from draftlab.log.summary import inspect_log, print_summary
+
+    summary, findings = inspect_log(open_log(*log, strict=strict))
+    if json_out:
+        print_json(summary)
+    elif not quiet:
+        print_summary(summary)
+    if any(finding.severity != "note" for finding in findings):
+        raise typer.Exit(LOSS)
+
+
+@app.command()
+def evaluate(
+    log: Logs,
+    out: Out = None,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="Grade only this predictor, repeatable.")
+    ] = None,
+    in_sample: Annotated[
+        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    ] = False,
+    folds: Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")] = 5,
+    n_bins: Annotated[int, typer.Option(help="Equal-width bins of ECE.")] = 15,
+    own_slopes: Annotated[
+        bool, typer.Option("--own-slopes", help="Ablation: one slope per position.")
+    ] = False,
+    allow_selected: Selected = False,
+    pool: Pool = False,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="Python file of your own features, repeatable.")
+    ] = None,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Refit every feature and grade every predictor."""
+    from draftlab.evaluation import evaluate as run
+    from draftlab.log.reader import open_log
+    from draftlab.plugins import load_plugins
+
+    opened = open_log(*log, strict=strict)
+    result = run(
+        opened,
+        predictors=predictor,
+        in_sample=in_sample,
+        folds=folds,
+        n_bins=n_bins,
+        own_slopes=own_slopes,
+        allow_selected=allow_selected,
+        pool=pool,
+        plugin=load_plugins(*plugin) if plugin else None,
+        out=out,
+    )
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        from draftlab.reporting.tables import print_evaluation
+
+        print_evaluation(result, new_console())
+    exit_on_loss(opened)
+
+
+@app.command()
+def structure(
+    log: Logs,
+    out: Out = None,
+    allow_selected: Selected = False,
+    pool: Pool = False,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Say how coefficients depend on workload and pair, what transfers, learns and drifts."""
+    from draftlab.log.reader import open_log
+    from draftlab.structure import structure as run
+
+    opened = open_log(*log, strict=strict)
+    result = run(opened, allow_selected=allow_selected, pool=pool, out=out)
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        names = (
+            "workloads", "workload_correlations", "pairs", "slopes", "transfer", "learning",
+            "several", "achievable", "acceptance_lengths", "second_rank", "drift",
+        )  # fmt: skip
+        _print_tables(result, names, result.notes)
+    exit_on_loss(opened)
+
+
+@app.command()
+def calibrate(
+    log: Logs,
+    out: Out = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="qmax or confidence, repeatable. [default: both]")
+    ] = None,
+    n_bins: Annotated[int, typer.Option(help="Equal-width bins of ECE.")] = 15,
+    allow_selected: Selected = False,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Fit calibrators on half the prompts, grade them on the others."""
+    from draftlab.calibrating import calibrate as run
+    from draftlab.log.reader import open_log
+
+    opened = open_log(*log, strict=strict)
+    result = run(opened, sources=source, n_bins=n_bins, allow_selected=allow_selected, out=out)
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        import polars as pl
+
+        from draftlab.reporting.replays import print_table
+
+        pooled = result.metrics.filter(pl.col("position").is_null())
+        columns = ("source", "view", "method", "per_position", "n", "auc", "log_loss", "ece")
+        print_table(pooled.select(columns), new_console())
+        _print_tables(result, ("temperatures",), result.notes)
+    exit_on_loss(opened)
+
+
+@app.command()
+def simulate(
+    log: Logs,
+    out: Out = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cost table, repeatable: a file, HARDWARE/MODEL, or 'log'. [default: log]"
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="fixed, clairvoyant, draft-verify or POLICY/PREDICTOR, repeatable."),
+    ] = None,
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: adaptive verification by this predictor, repeatable."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(help="Requests in a batch, repeatable. [default: 1..256]")
+    ] = None,
+    cap: Annotated[int | None, typer.Option(help="Largest budget of a step.")] = None,
+    seed: int = 0,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Say what a verification budget policy would have gained on logged drafts."""
+    from draftlab.log.reader import open_log
+    from draftlab.policies.batches import CONCURRENCIES
+    from draftlab.simulation import simulate as run
+
+    opened = open_log(*log, strict=strict)
+    result = run(
+        opened,
+        [_cost(name, opened) for name in cost or ["log"]],
+        policies=policy,
+        predictors=predictor,
+        concurrencies=concurrency or CONCURRENCIES,
+        cap=cap,
+        seed=seed,
+        out=out,
+    )
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        import polars as pl
+
+        from draftlab.reporting.replays import print_table
+
+        gains = result.gains.filter(pl.col("dataset").is_null())
+        columns = (
+            "cost", "policy", "predictor", "concurrency", "tokens_per_second", "gain", "gain_low",
+            "gain_high", "best_fixed_length", "gain_over_best_fixed", "captured",
+        )  # fmt: skip
+        print_table(gains.select(columns), new_console())
+        _print_tables(result, (), result.notes)
+    exit_on_loss(opened)
+
+
+def _cost(name: str, log: DraftLog) -> CostTable:
+    """Return a cost table by name: of the log's own steps, a model, or a file."""
+    from draftlab.policies.cost import HARDWARE, MODELS, read_cost, roofline
+    from draftlab.simulation import cost_of_log
+
+    if name == "log":
+        return cost_of_log(log)
+    hardware, slash, model = name.partition("/")
+    if slash and hardware in HARDWARE and model in MODELS:
+        return roofline(HARDWARE[hardware], MODELS[model])
+    return read_cost(name)
+
+
+@app.command()
+def audit(
+    log: Annotated[
+        list[str] | None, typer.Argument(metavar="[LOG]...", help="Logs with distributions.")
+    ] = None,
+    out: Out = None,
+    predictor: Annotated[list[str] | None, typer.Option(help="Predictor, repeatable.")] = None,
+    json_out: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say whether predictors and policies keep the target's output distribution."""
+    from draftlab.auditing import audit as run
+
+    result = run(log or None, predictors=predictor, out=out)
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        from draftlab.reporting.replays import print_table
+
+        columns = (
+            "kind",
+            "name",
+            "drafting",
+            "threshold",
+            "lossless",
+            "total_variation",
+            "n",
+            "passed",
+        )
+        print_table(result.checks.select(columns), new_console())
+        _print_tables(result, (), result.notes)
+    if not result.passed:
+        raise typer.Exit(LOSS)
+
+
+def _print_tables(result: Any, names: Sequence[str], notes: Sequence[str]) -> None:
+    """Print the tables that hold anything, each under its name, then the notes."""
+    from draftlab.reporting.replays import print_table
+
+    console = new_console()
+    for name in names:
+        table = getattr(result, name)
+        if len(table):
+            console.print(f"\n{name.replace('_', ' ')}", style="bold")
+            print_table(table.drop("run", "pair", "drafting"), console)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+@app.command()
+def replay(
+    log: Logs,
+    out: Out = None,
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Estimator by name, repeatable. [default: five]")
+    ] = None,
+    feature: Annotated[str, typer.Option(help="Column that the estimators read.")] = "logit_qmax",
+    refit_interval: Annotated[int, typer.Option(help="Engine steps between refits.")] = 100,
+    damping: Annotated[float, typer.Option(help="A step is scaled by n / (n + damping).")] = 50.0,
+    ridge: Annotated[float, typer.Option(help="Added to the matrix, not the gradient.")] = 0.001,
+    start_slope: Annotated[float, typer.Option(help="Slope to begin with.")] = 0.5,
+    start_intercept: Annotated[float, typer.Option(help="Intercepts to begin with.")] = -0.2,
+    float32: Annotated[
+        bool, typer.Option("--float32", help="Quantise the feature as vLLM stores it.")
+    ] = False,
+    excluded: Annotated[
+        bool | None,
+        typer.Option(
+            "--excluded/--eligible-only",
+            help="Learn from rows that are not eligible. [default: vLLM's rule does]",
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(help="Engine steps in a window of the metrics.")] = 100,
+    offline: Annotated[
+        bool, typer.Option("--offline/--no-offline", help="Compare with the offline fit.")
+    ] = True,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Begin from the run's start state.")
+    ] = True,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="Constants to sweep, 'refit-interval=25,50', repeatable."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes of a sweep.")] = 2,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="Drift experiment, 'copying@300 > fiction=3+chat=1@300'."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Times that the scenario is repeated.")] = 1,
+    proposals_per_step: Annotated[int, typer.Option(help="Batch of a scenario.")] = 64,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Run vLLM's online estimator and its rivals over a log, as the engine would have."""
+    from draftlab.log.reader import open_log
+    from draftlab.online.rivals import DEFAULT_ESTIMATORS
+    from draftlab.online.vllm import Constants
+    from draftlab.replaying import Settings
+
+    opened = open_log(*log, strict=strict)
+    settings = Settings(
+        estimators=tuple(estimator or DEFAULT_ESTIMATORS),
+        feature=feature,
+        constants=Constants(refit_interval, damping, ridge, start_slope, start_intercept),
+        float32=float32,
+        excluded=excluded,
+        offline=offline,
+        snapshot=snapshot,
+        window=window,
+    )
+    if sweep:
+        _sweep(log, sweep, settings, processes, out=out, json_out=json_out, quiet=quiet)
+    elif scenario is not None:
+        experiment = (scenario, repeat, proposals_per_step)
+        _drift(opened, experiment, settings, out=out, json_out=json_out, quiet=quiet)
+    else:
+        _replay(opened, settings, out=out, json_out=json_out, quiet=quiet)
+    exit_on_loss(opened)
+
+
+def _replay(
+    log: DraftLog, settings: ReplaySettings, *, out: Path | None, json_out: bool, quiet: bool
+) -> None:
+    from draftlab.replaying import replay as run
+    from draftlab.reporting.replays import print_replay
+
+    result = run(log, settings=settings, out=out)
+    if json_out:
+        print_json(result.to_dict())
+    elif not quiet:
+        print_replay(result, new_console())
+
+
+def _sweep(
+    log: list[str],
+    grid: list[str],
+    settings: ReplaySettings,
+    processes: int,
+    *,
+    out: Path | None,
+    json_out: bool,
+    quiet: bool,
+) -> None:
+    from draftlab.log.files import replace_file
+    from draftlab.reporting.replays import print_table
+    from draftlab.sweeping import parse_grid
+    from draftlab.sweeping import sweep as run
+
+    constants = parse_grid(grid)
+    with show_progress("sweeping", None, quiet=quiet or json_out) as advance:
+        table = run(
+            log,
+            constants,
+            estimator=settings.estimators[0],
+            settings=settings,
+            processes=processes,
+            on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
+        )
+    if out is not None:
+        replace_file(out / "replay" / "sweep.parquet", table.write_parquet)
+    if json_out:
+        print_json({"command": "replay", "sweep": table.to_dicts()})
+    elif not quiet:
+        print_table(table.drop("run", "pair", "drafting", "estimator"), new_console())
+
+
+def _drift(
+    log: DraftLog,
+    experiment: tuple[str, int, int],
+    settings: ReplaySettings,
+    *,
+    out: Path | None,
+    json_out: bool,
+    quiet: bool,
+) -> None:
+    from dataclasses import replace
+
+    from draftlab.drifting import drift, parse_scenario
+    from draftlab.reporting.replays import print_table
+
+    text, repeat, proposals_per_step = experiment
+    result = drift(
+        log,
+        parse_scenario(text, repeat=repeat),
+        settings=replace(settings, window=min(settings.window, 10)),
+        proposals_per_step=proposals_per_step,
+        out=out,
+    )
+    table = result.recovery.drop("run", "pair", "drafting")
+    if json_out:
+        print_json({"command": "replay", "recovery": table.to_dicts()})
+    elif not quiet:
+        print_table(table, new_console())
+
+
+@app.command()
+def report(
+    log: Logs,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
+    in_sample: Annotated[
+        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    ] = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Write a self-contained HTML report of a log."""
+    from draftlab.log.reader import open_log
+    from draftlab.reporting.render import report as run
+
+    opened = open_log(*log, strict=strict)
+    say(f"wrote {run(opened, out, in_sample=in_sample)}", quiet=quiet)
+    exit_on_loss(opened)
