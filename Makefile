@@ -38,11 +38,17 @@ sample: install ## Collect the sample logs again (about 40 minutes on 2 cores)
 reproduce: install ## Write the published feature table beside our own, from the sample logs
 	$(BIN)/python reports/reproduce.py
 
-conformance: install ## Check the engine's model against transformers on the embedded checkpoint
-	$(BIN)/python -m pytest tests/conformance --override-ini testpaths=tests/conformance
+conformance: install ## Check the engine against transformers, and the hook against real vLLM
+	$(BIN)/python -m pytest tests/conformance/test_transformers.py
+	$(BIN)/python tests/conformance/vllm/run.py
 
 bench: install ## Time the core against its peers
+	$(BIN)/python -m pip install --quiet river
 	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/hook_cost.py
+	$(BIN)/python benchmarks/hook_kernel.py
 
 clean: ## Remove what was built
 	rm -rf $(VENV) build dist reports/demo
