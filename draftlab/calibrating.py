@@ -17,7 +17,7 @@ from draftlab.evaluation import Prepared, hash_log, open_any, prepare, records, 
 from draftlab.intervals import mean_interval
 from draftlab.log.files import replace_file, write_json
 from draftlab.metrics import NUM_BINS
-from draftlab.predictors.baselines import PREDICTORS, compute_features
+from draftlab.predictors.baselines import PREDICTORS, compute_feature
 from draftlab.predictors.calibration import (
     CALIBRATORS,
     STS_BINS,
@@ -333,13 +333,12 @@ def _read_grid(cell: Cell, source: str, ready: Prepared) -> _Grid:
             f"run {cell.run}: {gaps[0]} is null on {frame[gaps[0]].null_count()} admitted rows: "
             "survival needs it behind rejections too"
         )
-    features, _ = compute_features([PREDICTORS[source]], frame)
     position = frame["position"].to_numpy().astype(np.int64)
     first = position == 0
     index = np.cumsum(first) - 1
     log_odds = np.full((int(first.sum()), cell.num_positions), np.nan)
     survived = np.zeros(log_odds.shape, dtype=np.bool_)
-    log_odds[index, position] = features[source]
+    log_odds[index, position] = compute_feature(PREDICTORS[source], frame)
     survived[index, position] = frame["survived"].to_numpy()
     prompt = frame["prompt"].to_numpy().astype(np.int64)
     group = frame["run"].to_numpy().astype(np.int64) * len(cell.prompts) + prompt

@@ -20,7 +20,7 @@ from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
 from draftlab.plugins import Plugin
-from draftlab.predictors.baselines import PREDICTORS, Predictor, compute_features
+from draftlab.predictors.baselines import PREDICTORS, Features, Predictor
 from draftlab.predictors.survival import SURVIVAL
 from draftlab.refitting import fit_notes, no_coefficients, refit
 from draftlab.rows import Rows, arrange
@@ -343,9 +343,7 @@ class Prepared(NamedTuple):
     """Those whose columns are on every row."""
     frame: pl.DataFrame
     rows: Rows
-    features: dict[str, FloatArray]
-    """By predictor; zeros for a floor."""
-    clamped: dict[str, BoolArray]
+    features: Features
     log_order: IntArray
     """What puts the rows into log order."""
     dropped: dict[str, int]
@@ -379,50 +377,106 @@ def prepare(
     dropped: dict[str, int] = {}
     kept, frame, notes = _select(cell, predictors, chosen, dropped)
     frame, rows, log_order = _fold(cell, frame, folds, dropped, notes)
-    features, clamped = compute_features(kept, frame)
-    return Prepared(kept, frame, rows, features, clamped, log_order, dropped, notes)
+    return Prepared(kept, frame, rows, Features(kept, frame), log_order, dropped, notes)
+
+
+class _Conditional(NamedTuple):
+    """What the conditional view leaves behind for the survival view and the result."""
+
+    tables: dict[str, pl.DataFrame]
+    predictions: pl.DataFrame | None
+    predictors: list[Predictor]
+    used: dict[str, Coefficients]
+    """By predictor: what predicted the rows of each fold."""
+    fold_of_prompt: IntArray
+    dropped: dict[str, int]
+    notes: list[str]
 
 
 def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
+    # one after the other, so that the rows of one view are gone before the other's are read
+    one = _conditional(cell, predictors, options)
+    other = _survival(cell, one, options)
+    return _Graded(
+        **one.tables,
+        acceptance=acceptance_table(cell),
+        exclusions=_exclusions(cell, one.dropped),
+        survival=other.metrics,
+        lengths=other.lengths,
+        length_calibration=other.length_calibration,
+        predictions=one.predictions,
+        notes=one.notes + other.notes,
+    )
+
+
+def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> _Conditional:
     folds = None if options.in_sample else options.folds
     ready = prepare(cell, predictors, folds=folds, chosen=options.chosen)
     rows, orders = ready.rows, Orders(ready.rows)
+    keep_logits = options.keep_predictions or bool(options.plugin.metrics)
 
     def work(predictor: Predictor) -> tuple[Grade, Coefficients, list[pl.DataFrame]]:
         feature = ready.features[predictor.name]
         slopes, intercepts, fits = refit(predictor, rows, feature, own_slopes=options.own_slopes)
         graded = grade(rows, feature, slopes, intercepts, options.n_bins, orders=orders)
+        if not keep_logits:
+            graded = graded._replace(logit=np.empty(0))
         return graded, Coefficients(slopes, intercepts), fits
 
     kept = ready.predictors
     done = dict(zip([p.name for p in kept], run_threads(work, kept), strict=True))
     grades = {name: graded for name, (graded, _, _) in done.items()}
-    table = pl.concat([no_coefficients(), *(fit for _, _, fits in done.values() for fit in fits)])
-    survival = _survival(cell, ready, {name: c for name, (_, c, _) in done.items()}, options)
+    coefficients = pl.concat(
+        [no_coefficients(), *(t for _, _, fits in done.values() for t in fits)]
+    )
     predictions = None
     if options.keep_predictions:
         logits = {name: graded.logit for name, graded in grades.items()}
         predictions = _predictions(cell, ready.frame, rows, logits)[ready.log_order]
-    return _Graded(
-        metrics=_metrics(cell, ready, grades, options),
-        differences=difference_table(rows, grades, options.compare),
-        coefficients=table,
-        acceptance=acceptance_table(cell),
-        reliability=_by_predictor({name: graded.reliability for name, graded in grades.items()}),
-        exclusions=_exclusions(cell, ready.dropped),
-        survival=survival.metrics,
-        lengths=survival.lengths,
-        length_calibration=survival.length_calibration,
-        ece_conventions=_by_predictor(
-            {
-                name: graded.conventions.select(pl.lit(graded.view).alias("view"), pl.all())
-                for name, graded in grades.items()
-                if graded.conventions is not None
-            }
-        ),
-        plugin_metrics=_plugin_metrics(rows, grades, options.plugin),
+    return _Conditional(
+        tables={
+            "metrics": _metrics(cell, ready, grades, options),
+            "differences": difference_table(rows, grades, options.compare),
+            "coefficients": coefficients,
+            "reliability": _by_predictor({name: one.reliability for name, one in grades.items()}),
+            "ece_conventions": _by_predictor(
+                {name: _conventions(graded) for name, graded in grades.items()}
+            ),
+            "plugin_metrics": _plugin_metrics(rows, grades, options.plugin),
+        },
         predictions=predictions,
-        notes=ready.notes + fit_notes(table) + survival.notes,
+        predictors=kept,
+        used={name: used for name, (_, used, _) in done.items()},
+        fold_of_prompt=_fold_of_prompt(cell, ready),
+        dropped=ready.dropped,
+        notes=ready.notes + fit_notes(coefficients),
+    )
+
+
+def _conventions(graded: Grade) -> pl.DataFrame:
+    assert graded.conventions is not None, "the conditional view has them"
+    return graded.conventions.select(pl.lit(graded.view).alias("view"), pl.all())
+
+
+def _fold_of_prompt(cell: Cell, ready: Prepared) -> IntArray:
+    """Return the fold of each prompt code; -1 where none of its rows is graded."""
+    folds = np.full(len(cell.prompts), -1)
+    folds[ready.frame["prompt"].to_numpy()] = ready.rows.fold
+    return folds
+
+
+def _survival(cell: Cell, one: _Conditional, options: _Options) -> SurvivalTables:
+    """Grade the survival view with the same fits, in the same folds."""
+    needed = {name for both in SURVIVAL.values() for name in (both.drawn, both.at_draw)}
+    chosen = [p for p in one.predictors if options.chosen or p.name in needed.union(PRODUCTS)]
+    used = {predictor.name: one.used[predictor.name] for predictor in chosen}
+    alone = None if options.chosen else PRODUCTS
+    return grade_survival(cell, chosen, used, one.fold_of_prompt, options.n_bins, alone)
+
+
+def _by_predictor(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(
+        table.select(pl.lit(name).alias("predictor"), pl.all()) for name, table in tables.items()
     )
 
 
@@ -459,28 +513,6 @@ def _plugin_metrics(rows: Rows, grades: dict[str, Grade], plugin: Plugin) -> pl.
     return pl.DataFrame(found, schema=_PLUGIN_METRICS, orient="row")
 
 
-def _by_predictor(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(
-        table.select(pl.lit(name).alias("predictor"), pl.all()) for name, table in tables.items()
-    )
-
-
-def _survival(
-    cell: Cell,
-    ready: Prepared,
-    coefficients: dict[str, Coefficients],
-    options: _Options,
-) -> SurvivalTables:
-    """Grade the survival view with the same fits, in the same folds."""
-    fold_of_prompt = np.full(len(cell.prompts), -1)
-    fold_of_prompt[ready.frame["prompt"].to_numpy()] = ready.rows.fold
-    needed = {name for one in SURVIVAL.values() for name in (one.drawn, one.at_draw)}
-    chosen = [p for p in ready.predictors if options.chosen or p.name in needed.union(PRODUCTS)]
-    used = {predictor.name: coefficients[predictor.name] for predictor in chosen}
-    alone = None if options.chosen else PRODUCTS
-    return grade_survival(cell, chosen, used, fold_of_prompt, options.n_bins, alone)
-
-
 def _metrics(
     cell: Cell, ready: Prepared, grades: dict[str, Grade], options: _Options
 ) -> pl.DataFrame:
@@ -495,7 +527,7 @@ def _metrics(
             view=pl.lit("conditional"),
             ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
             n_excluded=num_excluded,
-            n_clamped=_count(ready.rows, ready.clamped[predictor.name]),
+            n_clamped=_count(ready.rows, ready.features.clamped(predictor.name)),
         )
         .select(_METRICS)
         for predictor in ready.predictors

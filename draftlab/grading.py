@@ -20,7 +20,7 @@ from draftlab.metrics import BoolArray, FloatArray, IntArray, divide, row_wins, 
 from draftlab.rows import Clusters, Rows, Scope, order_of_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from draftlab.rows import View
 
@@ -136,34 +136,52 @@ def grade(
     """
     if view != rows.view:
         raise ValueError(f"{view} predictions do not meet {rows.view} labels: the views never mix")
+    wanted = [scope for scope in rows.scopes if scopes is None or scope.name in scopes]
     logit = _log_odds(rows, feature, slopes, intercepts)
     prob: FloatArray = expit(logit)
     fine = _sum_rows(rows, logit, prob, math.lcm(n_bins, *_WIDTHS))
+    conventions = _conventions(rows, prob, fine, n_bins) if view == "conditional" else None
+    del prob  # arrays of millions of rows: at most a few at once
     sums = _coarser(fine, n_bins)
     by_feature = (orders or Orders(rows)).of(feature)
-    by_logit = _merge(logit, by_feature, slopes)
-    # Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that order where
-    # w f + b rounds distinct features to one number, so that monotone features agree exactly.
-    within = _rank(rows, feature, [np.concatenate(parts) for parts in by_feature])
-    across = _rank(rows, logit, by_logit)
+    wins = _all_wins(rows, wanted, feature, logit, slopes, by_feature)
     tables, influences = [], {}
-    for scope in rows.scopes:
-        if scopes is not None and scope.name not in scopes:
-            continue
-        if scope.single_position:
-            wins = _turn(rows, scope, _unit_wins(rows, scope, within), slopes)
-        else:
-            wins = _unit_wins(rows, scope, across)
-        table, influences[scope.name] = _scope_table(rows, scope, sums, wins)
+    for scope in wanted:
+        table, influences[scope.name] = _scope_table(rows, scope, sums, wins[scope.name])
         tables.append(table)
     return Grade(
         table=pl.concat(tables),
         reliability=_reliability(sums, n_bins),
-        conventions=_conventions(rows, prob, fine, n_bins) if view == "conditional" else None,
+        conventions=conventions,
         logit=logit,
         influence=influences,
         view=view,
     )
+
+
+def _all_wins(
+    rows: Rows,
+    scopes: Sequence[Scope],
+    feature: FloatArray,
+    logit: FloatArray,
+    slopes: FloatArray,
+    by_feature: list[list[IntArray]],
+) -> dict[str, IntArray]:
+    """Return the wins of each unit, by scope.
+
+    Within a position w f + b has the order of sign(w) f. Ranking f itself keeps that order where
+    w f + b rounds distinct features to one number, so that monotone features agree exactly.
+    """
+    wins = {}
+    ranked = _rank(rows, feature, (np.concatenate(parts) for parts in by_feature))
+    for scope in scopes:
+        if scope.single_position:
+            wins[scope.name] = _turn(rows, scope, _unit_wins(rows, scope, ranked), slopes)
+    ranked = _rank(rows, logit, _merge(logit, by_feature, slopes))
+    for scope in scopes:
+        if not scope.single_position:
+            wins[scope.name] = _unit_wins(rows, scope, ranked)
+    return wins
 
 
 def _log_odds(
@@ -177,7 +195,7 @@ def _log_odds(
 
 
 def _sum_rows(rows: Rows, logit: FloatArray, prob: FloatArray, n_bins: int) -> _Sums:
-    code = rows.cell * n_bins + metrics.bin_index(prob, metrics.bin_edges(n_bins))
+    code = rows.cell.astype(np.int64) * n_bins + metrics.bin_index(prob, metrics.bin_edges(n_bins))
     shape = (rows.num_cells, n_bins)
     size = rows.num_cells * n_bins
     accepted_code, accepted_prob = code[rows.accepted], prob[rows.accepted]
@@ -248,20 +266,18 @@ def _rises(feature: FloatArray, order: IntArray) -> bool:
 
 def _merge(
     logit: FloatArray, by_feature: list[list[IntArray]], slopes: FloatArray
-) -> list[IntArray]:
-    """Return the rows of each fold in rising order of log-odds.
+) -> Iterator[IntArray]:
+    """Yield the rows of each fold in rising order of log-odds.
 
     Within a position the order of the feature is known: a stable sort merges its rising runs.
     """
-    merged = []
     for fold, parts in enumerate(by_feature):
         runs = [
             order[::-1] if slopes[fold, position] < 0 else order
             for position, order in enumerate(parts)
         ]
         joined = np.concatenate(runs)
-        merged.append(joined[np.argsort(logit[joined], kind="stable")])
-    return merged
+        yield joined[np.argsort(logit[joined], kind="stable")]
 
 
 class _Ranked(NamedTuple):
@@ -272,7 +288,7 @@ class _Ranked(NamedTuple):
     accepted: BoolArray
 
 
-def _rank(rows: Rows, score: FloatArray, orders: Sequence[IntArray]) -> list[_Ranked]:
+def _rank(rows: Rows, score: FloatArray, orders: Iterable[IntArray]) -> list[_Ranked]:
     return [_Ranked(order, score[order], rows.accepted[order]) for order in orders]
 
 

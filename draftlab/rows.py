@@ -86,7 +86,10 @@ class Clusters(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows that every predictor is graded on; made by `arrange`, (n,) int64 each."""
+    """Labelled rows that every predictor is graded on; made by `arrange`, (n,) each.
+
+    Codes are integers no wider than they need be: logs have millions of rows.
+    """
 
     accepted: BoolArray
     position: IntArray
@@ -110,7 +113,7 @@ class Rows:
     @cached_property
     def cell(self) -> IntArray:
         """Dataset and position as one code, d * K + k."""
-        return self.dataset * self.num_positions + self.position
+        return self.dataset.astype(np.int32) * self.num_positions + self.position
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
@@ -137,7 +140,7 @@ class Rows:
     @cached_property
     def fold_position_slices(self) -> tuple[tuple[slice, ...], ...]:
         """Rows of each fold and position."""
-        code = self.fold * self.num_positions + self.position
+        code = self.fold.astype(np.int32) * self.num_positions + self.position
         bounds = np.searchsorted(code, np.arange(self.num_folds * self.num_positions + 1)).tolist()
         slices = [slice(*pair) for pair in pairwise(bounds)]
         K = self.num_positions
@@ -164,10 +167,10 @@ class Rows:
             start=start,
             n=np.diff(start, append=len(self.fold)),
             accepted=np.add.reduceat(self.accepted, start, dtype=np.int64),
-            fold=self.fold[start],
-            position=self.position[start],
-            cell=self.cell[start],
-            group=self.group[start],
+            fold=self.fold[start].astype(np.int64),
+            position=self.position[start].astype(np.int64),
+            cell=self.cell[start].astype(np.int64),
+            group=self.group[start].astype(np.int64),
         )
 
     @cached_property
@@ -209,20 +212,30 @@ def arrange(
         Index of each of its rows in the arrays given; equal keys keep their order.
     """
     size = int(group.max(initial=0)) + 1
-    code = ((fold * num_positions + position) * max(len(datasets), 1) + dataset) * size + group
+    code = fold.astype(np.int64) * num_positions + position
+    code = (code * max(len(datasets), 1) + dataset) * size + group
     order = stable_order(code)
+    del code
     rows = Rows(
         accepted=accepted[order],
-        position=position[order],
-        dataset=dataset[order],
-        fold=fold[order],
-        group=group[order],
+        position=_narrow(position)[order],
+        dataset=_narrow(dataset)[order],
+        fold=_narrow(fold)[order],
+        group=_narrow(group)[order],
         datasets=datasets,
         num_positions=num_positions,
         num_folds=num_folds,
         view=view,
     )
     return rows, order
+
+
+def _narrow(codes: IntArray) -> IntArray:
+    most = int(codes.max(initial=0))
+    for small in (np.int16, np.int32):
+        if most <= np.iinfo(small).max:
+            return codes.astype(small)
+    return codes
 
 
 def stable_order(code: IntArray) -> IntArray:

@@ -15,7 +15,7 @@ from draftlab.cells import Cell, read_admitted
 from draftlab.grading import grade
 from draftlab.intervals import mean_interval
 from draftlab.metrics import FloatArray, IntArray, correlation
-from draftlab.predictors.baselines import Predictor, compute_features
+from draftlab.predictors.baselines import Features, Predictor
 from draftlab.predictors.survival import SURVIVAL, SurvivalPredictor, log_odds_of_log, product
 from draftlab.rows import Rows, arrange
 from draftlab.threads import run_threads
@@ -128,28 +128,34 @@ def grade_survival(
     frame = read_admitted(cell, columns)
     fold = fold_of_prompt[frame["prompt"].to_numpy()]
     kept = (frame["position"].to_numpy() < _trained(coefficients, cell)) & (fold >= 0)
-    frame, fold = frame.filter(kept), fold[kept]
+    if not kept.all():
+        frame, fold = frame.filter(kept), fold[kept]
     usable, notes = _usable(predictors, frame)
     if not kept.all():
         notes.append(
             f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
         )
     rows, order, grid = _arrange(cell, frame, fold)
-    features, _ = compute_features(usable, frame)
+    features = Features(usable, frame)
+    place = grid.inside[order]
 
     def log_odds(name: str) -> FloatArray:
-        conditional = np.full(grid.shape, np.nan)
-        conditional.flat[grid.inside] = features[name]
+        grid_of = np.full(grid.shape, np.nan)
+        grid_of.reshape(-1)[grid.inside] = features[name]
         slopes, intercepts = coefficients[name]
-        return np.asarray(slopes[grid.fold] * conditional + intercepts[grid.fold])
+        for fold in range(len(slopes)):
+            here = grid.fold == fold
+            grid_of[here] = slopes[fold] * grid_of[here] + intercepts[fold]
+        return grid_of
 
     def work(plan: _Plan) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         log_survival = plan.log_survival(log_odds)
-        logit = log_odds_of_log(log_survival.ravel()[grid.inside][order])
+        logit = log_odds_of_log(log_survival.reshape(-1)[place])
+        expected = np.nansum(np.exp(log_survival), axis=1)
+        del log_survival  # arrays of all proposals: at most a few at once
         one = np.ones((rows.num_folds, rows.num_positions))
         graded = grade(rows, logit, one, 0 * one, n_bins, view="survival", scopes=_SCOPES)
         label = {"predictor": pl.lit(plan.name), "lossless": pl.lit(plan.lossless)}
-        expected = np.nansum(np.exp(log_survival), axis=1)
         return (
             graded.table.with_columns(
                 **label,
@@ -228,9 +234,10 @@ def _usable(
 def _arrange(cell: Cell, frame: pl.DataFrame, fold: IntArray) -> tuple[Rows, IntArray, _Proposals]:
     present = cell.present
     run, prompt, dataset, position = (
-        frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt", "dataset", "position")
+        frame[name].to_numpy() for name in ("run", "prompt", "dataset", "position")
     )
-    dataset, group = np.searchsorted(present, dataset), run * len(cell.prompts) + prompt
+    dataset = np.searchsorted(present, dataset)
+    group = run.astype(np.int64) * len(cell.prompts) + prompt
     survived = frame["survived"].to_numpy()
     rows, order = arrange(
         accepted=survived,

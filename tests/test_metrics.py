@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.calibration import calibration_curve
@@ -44,6 +44,7 @@ def brute_auc(y: np.ndarray[Any, Any], score: np.ndarray[Any, Any]) -> float:
     return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
 
 
+@settings(deadline=None)
 @given(labelled())
 def test_auc_is_the_share_of_ordered_pairs(rows: Arrays) -> None:
     y, score = rows
@@ -72,6 +73,7 @@ def test_auc_ranks_infinite_scores() -> None:
     assert metrics.auc([1, 0, 1], [np.inf, -np.inf, 0.0]) == 1.0
 
 
+@settings(deadline=None)
 @given(labelled(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_wins_of_a_row_are_its_pairs_within_its_group(
     rows: Arrays, groups: int, random: Any
@@ -154,6 +156,7 @@ def brute_ece(y: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], n_bins: int) 
     return total
 
 
+@settings(deadline=None)
 @given(labelled(), st.integers(1, 25))
 def test_ece_equals_its_definition(rows: Arrays, n_bins: int) -> None:
     y, prob = rows
@@ -321,6 +324,7 @@ def test_smooth_ece_is_the_error_at_its_own_bandwidth() -> None:
 # --- Brier decomposition
 
 
+@settings(deadline=None)
 @given(labelled(), st.integers(1, 20))
 def test_the_parts_of_brier_sum_to_it(rows: Arrays, n_bins: int) -> None:
     y, prob = rows

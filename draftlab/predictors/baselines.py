@@ -6,6 +6,7 @@ log-odds; a floor has w = 0. One form, one code path.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,7 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.features import FEATURES, LOG_ODDS_LIMIT, Drafting, Feature, beyond, clamp
+from draftlab.metrics import FloatArray
 from draftlab.predictors.logistic import (
     Fit,
     Positions,
@@ -23,7 +25,7 @@ from draftlab.predictors.logistic import (
 )
 
 if TYPE_CHECKING:
-    from draftlab.metrics import BoolArray, FloatArray
+    from draftlab.metrics import BoolArray
 
 
 class Fitter(Protocol):
@@ -115,24 +117,46 @@ PREDICTORS: dict[str, Predictor] = {
 """Every predictor by name: those of the published table in its order, then floors and ceilings."""
 
 
-def compute_features(
-    predictors: list[Predictor], frame: pl.DataFrame
-) -> tuple[dict[str, FloatArray], dict[str, BoolArray]]:
-    """Return each predictor's feature (zeros for a floor) and where it was clamped."""
-    read = {p.name: p.feature for p in predictors if p.feature is not None}
-    values = frame.with_columns(**{name: feature.expr for name, feature in read.items()})
-    beyond = frame.with_columns(**{name: feature.clamped for name, feature in read.items()})
-    features: dict[str, FloatArray] = {}
-    clamped: dict[str, BoolArray] = {}
-    for predictor in predictors:
-        name = predictor.name
-        if name in read:
-            features[name] = values[name].cast(pl.Float64).to_numpy()
-            clamped[name] = beyond[name].to_numpy()
-        else:
-            features[name] = np.zeros(len(frame))
-            clamped[name] = np.zeros(len(frame), dtype=np.bool_)
-        num_bad = int(np.count_nonzero(~np.isfinite(features[name])))
-        if num_bad:
-            raise InputError(f"feature of {name} is not finite on {num_bad} of {len(frame)} rows")
-    return features, clamped
+def compute_feature(predictor: Predictor, frame: pl.DataFrame) -> FloatArray:
+    """Return a predictor's feature of each row, (n,) float64; zeros for a floor.
+
+    Raises
+    ------
+    InputError
+        A value is not finite.
+    """
+    if predictor.feature is None:
+        return np.zeros(len(frame))
+    column = frame.select(predictor.feature.expr.cast(pl.Float64)).to_series()
+    values = np.asarray(column.to_numpy(), dtype=np.float64)
+    num_bad = int(np.count_nonzero(~np.isfinite(values)))
+    if num_bad:
+        raise InputError(
+            f"feature of {predictor.name} is not finite on {num_bad} of {len(frame)} rows"
+        )
+    return values
+
+
+class Features(Mapping[str, FloatArray]):
+    """Features by predictor, computed when they are asked for: logs have millions of rows."""
+
+    def __init__(self, predictors: Sequence[Predictor], frame: pl.DataFrame) -> None:
+        self._predictors = {predictor.name: predictor for predictor in predictors}
+        self._frame = frame
+
+    def __getitem__(self, name: str) -> FloatArray:
+        return compute_feature(self._predictors[name], self._frame)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._predictors)
+
+    def __len__(self) -> int:
+        return len(self._predictors)
+
+    def clamped(self, name: str) -> BoolArray:
+        """Return on which rows the feature's raw value lies beyond the clamp."""
+        feature = self._predictors[name].feature
+        if feature is None:
+            return np.zeros(len(self._frame), dtype=np.bool_)
+        marked = self._frame.select(pl.repeat(value=False, n=pl.len()) | feature.clamped)
+        return np.asarray(marked.to_series().to_numpy())

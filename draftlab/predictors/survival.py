@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from draftlab.metrics import FloatArray
 
 
+_BLOCK = 4096
+"""Proposals at a time, so that intermediate arrays stay in the processor's cache."""
+
+
 def log_chance(log_odds: FloatArray) -> FloatArray:
     """Return log sigmoid of log-odds.
 
@@ -57,7 +61,11 @@ def product(log_odds: FloatArray) -> FloatArray:
     >>> np.exp(product(np.array([[0.0, 0.0]]))).tolist()
     [[0.5, 0.25]]
     """
-    return np.asarray(np.cumsum(log_chance(log_odds), axis=1))
+    out = np.empty_like(log_odds)
+    for start in range(0, len(log_odds), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        np.cumsum(log_chance(log_odds[part]), axis=1, out=out[part])
+    return out
 
 
 def last_factor(drawn: FloatArray, at_draw: FloatArray) -> FloatArray:
@@ -81,10 +89,13 @@ def last_factor(drawn: FloatArray, at_draw: FloatArray) -> FloatArray:
     >>> np.exp(last_factor(drawn, at_draw)).tolist()
     [[0.75, 0.25]]
     """
-    before = product(drawn)
-    shifted = np.zeros_like(before)
-    shifted[:, 1:] = before[:, :-1]
-    return np.asarray(shifted + log_chance(at_draw))
+    out = product(drawn)
+    for start in range(0, len(out), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        last = log_chance(at_draw[part])
+        last[:, 1:] += out[part, :-1]
+        out[part] = last
+    return out
 
 
 def hybrid(drawn: FloatArray, at_draw: FloatArray) -> FloatArray:
@@ -98,7 +109,8 @@ def hybrid(drawn: FloatArray, at_draw: FloatArray) -> FloatArray:
     >>> bool(hybrid(drawn, at_draw)[0, 1] > hybrid(drawn, at_draw)[0, 0])
     False
     """
-    return np.asarray(np.minimum.accumulate(last_factor(drawn, at_draw), axis=1))
+    out = last_factor(drawn, at_draw)
+    return np.minimum.accumulate(out, axis=1, out=out)
 
 
 @dataclass(frozen=True)
