@@ -45,7 +45,7 @@ def inspect(
     if json_out:
         print_json(summary)
     elif not quiet:
-        print_summary(summary)
+        print_summary(summary, new_console())
     if any(finding.severity != "note" for finding in findings):
         raise typer.Exit(LOSS)
 

@@ -188,7 +188,7 @@ def _excluded(log: DraftLog) -> str | None:
     ).collect()
     found = {name: n for name, n in counts.row(0, named=True).items() if n}
     text = ", ".join(f"{n} {name}" for name, n in found.items())
-    return f"rows not eligible: {text}" if found else None
+    return text or None
 
 
 def _near_ties(log: DraftLog) -> str | None:

@@ -109,11 +109,8 @@ def inspect_log(log: DraftLog) -> tuple[dict[str, Any], list[Finding]]:
     return summary, findings
 
 
-def print_summary(summary: dict[str, Any]) -> None:
+def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print what `inspect_log` found, in plain words and one table a run."""
-    from rich.console import Console
-
-    console = Console()
     for run in summary["runs"]:
         _print_run(console, run)
     for finding in summary["findings"]:
