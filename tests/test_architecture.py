@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("reporting",),
     ("drifting", "sweeping"),
     ("structure", "calibrating"),
-    ("evaluation", "replaying", "simulation", "auditing"),
+    ("evaluation", "replaying", "simulation", "auditing", "livecheck"),
     (
         "predictors",
         "online",

@@ -323,7 +323,7 @@ def test_predictions_are_cross_fitted(run: Path) -> None:
     [cell] = read_cells(open_log(run), ["logit_qmax"])
     proposals = read_proposals(cell, ["logit_qmax"], num_folds=5)
     predictions = Predictions(proposals, [PREDICTORS["logit_qmax"]])
-    log_odds, feature = predictions.log_odds("logit_qmax"), predictions.features["logit_qmax"]
+    log_odds, feature = predictions.log_odds("logit_qmax"), predictions.feature("logit_qmax")
     for fold in range(5):
         inside = proposals.fold == fold
         slopes = np.ptp(log_odds[inside, 0]) / np.ptp(feature[inside, 0])

@@ -11,7 +11,6 @@ import polars as pl
 from draftlab.errors import InputError
 from draftlab.folds import assign_folds
 from draftlab.policies.batches import Stream
-from draftlab.predictors.baselines import PREDICTORS, Predictor, compute_features
 from draftlab.predictors.survival import SURVIVAL, product
 from draftlab.schema import Excluded
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab.cells import Cell
+    from draftlab.predictors.baselines import Predictor
     from draftlab.predictors.logistic import Fit
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
@@ -42,8 +42,10 @@ class Proposals:
     """(P,): 1, or 0 where the request ends inside the drafts."""
     age: IntArray
     """(P,): proposals of the same request before this one."""
+    requests: IntArray
+    """(requests,): keys in their run."""
     starts: IntArray
-    """(requests,)."""
+    """(requests,): first proposal."""
     lengths: IntArray
     dataset: IntArray
     """(requests,): codes of the cell's names."""
@@ -132,6 +134,7 @@ def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Pro
         accepted=(label & ~stop).sum(axis=1),
         bonus=np.asarray(~stop.any(axis=1), dtype=np.int64),
         age=np.arange(len(head)) - np.repeat(starts, lengths),
+        requests=head["request"].to_numpy()[starts],
         starts=starts,
         lengths=lengths,
         dataset=dataset[starts],
@@ -156,9 +159,7 @@ class Predictions:
             for column in p.columns
             if proposals.rows[column].null_count()
         }
-        usable = [p for p in predictors if p.name not in self.missing]
-        features, _ = compute_features(usable, proposals.rows)
-        self.features = {name: x.reshape(self._shape) for name, x in features.items()}
+        self._usable = {p.name: p for p in predictors if p.name not in self.missing}
         self._labels = np.arange(K) < proposals.accepted[:, None]
         self._known = np.arange(K) < proposals.labelled[:, None]
         self._log_odds: dict[str, FloatArray] = {}
@@ -167,12 +168,22 @@ class Predictions:
         """Whether the log lets this predictor be computed."""
         if name in SURVIVAL:
             return all(self.has(n) for n in (SURVIVAL[name].drawn, SURVIVAL[name].at_draw))
-        return name in self.features
+        return name in self._usable
+
+    def feature(self, name: str) -> FloatArray:
+        """Return a predictor's feature (P, K); zeros for a floor."""
+        own = self._usable[name].feature
+        if own is None:
+            return np.zeros(self._shape)
+        values = self._proposals.rows.select(own.expr.cast(pl.Float64)).to_series().to_numpy()
+        if not np.isfinite(values).all():
+            raise InputError(f"feature of {name} is not finite on some rows")
+        return np.asarray(values, dtype=np.float64).reshape(self._shape)
 
     def log_odds(self, name: str) -> FloatArray:
         """Return conditional log-odds (P, K), fitted without the rows of the own fold."""
         if name not in self._log_odds:
-            self._log_odds[name] = self._fit(PREDICTORS[name])
+            self._log_odds[name] = self._fit(self._usable[name])
         return self._log_odds[name]
 
     def survival(self, name: str) -> Survivals:
@@ -191,7 +202,7 @@ class Predictions:
         return np.ascontiguousarray(self._labels.T.astype(np.float32))
 
     def _fit(self, predictor: Predictor) -> FloatArray:
-        feature = self.features[predictor.name]
+        feature = self.feature(predictor.name)
         if predictor.fit is None:
             return feature
         fold = self._proposals.fold

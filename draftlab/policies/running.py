@@ -255,7 +255,7 @@ class Runner:
     def _stop(self, job: Job) -> Lengths:
         proposals = self._proposals
         if job.policy.reads == "draw":
-            drawn = expit(self._predictions.features[_DRAWN])
+            drawn = expit(self._predictions.feature(_DRAWN))
             return draft_and_verify(drawn, proposals.accepted, proposals.age)
         prob = expit(self._predictions.log_odds(str(job.predictor)))
         rule = static_threshold if job.policy.name == "threshold" else rejection_threshold
@@ -264,6 +264,6 @@ class Runner:
     def _run_online(self, job: Job, batch: Batch, step_ms: FloatArray, rule: Rule) -> IntArray:
         name = str(job.predictor)
         make = ESTIMATORS[name.removeprefix(ONLINE)].make
-        feature = self._predictions.features[online_feature(name)]
+        feature = self._predictions.feature(online_feature(name))
         estimator = make(self._proposals.num_positions, self._constants)
         return admit_online(estimator, self._proposals.stream(feature), batch.rows, step_ms, rule)
