@@ -28,6 +28,7 @@ from draftlab.policies.distributions import (
     candidate_columns,
     output_error,
 )
+from draftlab.policies.live import coefficients_of
 from draftlab.policies.proofs import enumerate_policies, prove
 from draftlab.predictors.baselines import PREDICTORS, Predictor
 from draftlab.predictors.survival import SURVIVAL
@@ -355,20 +356,9 @@ def _measure_run(
             notes.append(f"{run.name}: predictors are not fitted, so only raw ones count: {error}")
             predictors = [p for p in predictors if not p.fitted]
         else:
-            coefficients = _coefficients(table)
+            coefficients = coefficients_of(table)
     found = measure(rows, predictors, coefficients, thresholds, drafting)
     return [row | {"run": run.name, "pair": run.pair} for row in found]
-
-
-def _coefficients(table: pl.DataFrame) -> dict[str, tuple[FloatArray, FloatArray]]:
-    whole = table.filter(pl.col("dataset").is_null() & pl.col("fold").is_null())
-    return {
-        str(name): (
-            part.sort("position")["slope"].to_numpy(),
-            part.sort("position")["intercept"].to_numpy(),
-        )
-        for (name,), part in whole.group_by("predictor")
-    }
 
 
 def _engine_rows(tests: dict[str, SamplingTest]) -> list[dict[str, Any]]:

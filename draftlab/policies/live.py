@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import polars as pl
 from scipy.special import expit
 
 from draftlab.errors import InputError
@@ -269,6 +270,21 @@ def make_admission(
         wanted = [*COLUMN_OF, "hybrid", *(f"{ONLINE}{n}" for n in ESTIMATORS)]
         raise InputError(f"no engine can run predictor {name!r} live; known: {', '.join(wanted)}")
     return AdaptiveVerification(name, K, cost, _linear(name, K, known), cap=cap)
+
+
+def coefficients_of(table: pl.DataFrame) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return the slopes and intercepts of each predictor's fit on all rows.
+
+    Parameters
+    ----------
+    table : polars.DataFrame
+        ``coefficients`` of an evaluation, of one cell.
+    """
+    whole = table.filter(pl.col("dataset").is_null() & pl.col("fold").is_null()).sort("position")
+    return {
+        str(name): (part["slope"].to_numpy(), part["intercept"].to_numpy())
+        for (name,), part in whole.group_by("predictor", maintain_order=True)
+    }
 
 
 def _linear(name: str, K: int, known: Mapping[str, tuple[FloatArray, FloatArray]]) -> Linear:
