@@ -9,19 +9,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftlab.auditing import audit
+    from draftlab.calibrating import calibrate
     from draftlab.evaluation import evaluate
     from draftlab.log.reader import open_log
     from draftlab.replaying import replay
     from draftlab.reporting.render import report
+    from draftlab.simulation import simulate
+    from draftlab.structure import structure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "open_log", "replay", "report"]
+__all__ = [
+    "__version__",
+    "audit",
+    "calibrate",
+    "evaluate",
+    "open_log",
+    "replay",
+    "report",
+    "simulate",
+    "structure",
+]
 
 _PUBLIC = {
+    "audit": "draftlab.auditing",
+    "calibrate": "draftlab.calibrating",
     "evaluate": "draftlab.evaluation",
     "open_log": "draftlab.log.reader",
     "replay": "draftlab.replaying",
     "report": "draftlab.reporting.render",
+    "simulate": "draftlab.simulation",
+    "structure": "draftlab.structure",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +18,10 @@ from draftlab.cli.options import (
     say,
     show_progress,
 )
+from draftlab.errors import InputError
 
 if TYPE_CHECKING:
-    from draftlab.engine.collect import Progress, Settings
+    from draftlab.engine.collect import NamedAdmission, Progress, Settings
     from draftlab.hooks.doctor import Diagnosis
 
 app = typer.Typer()
@@ -29,6 +30,7 @@ app = typer.Typer()
 @app.command()
 def collect(
     out: Annotated[Path, typer.Option("--out", help="Log to add the run to.")] = Path("log"),
+    engine: Annotated[str, typer.Option(help="reference or vllm.")] = "reference",
     target: Annotated[
         str, typer.Option(help="Hugging Face folder, .gguf file, or 'embedded'.")
     ] = "embedded",
@@ -61,6 +63,16 @@ def collect(
     seed: int = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32 or float64.")] = "auto",
+    adaptive_verification: Annotated[
+        str | None,
+        typer.Option(help="Trim live by this predictor: logit_qmax, hybrid, online-vllm, ..."),
+    ] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Cost table for it: a file or HARDWARE/MODEL.")
+    ] = None,
+    coefficients: Annotated[
+        str | None, typer.Option(help="Log of this pair that a fitted predictor is fitted on.")
+    ] = None,
     log_distributions: Annotated[
         int, typer.Option(help="Also keep p and q of so many rows, for audit; 0 is none.")
     ] = 0,
@@ -73,33 +85,94 @@ def collect(
     quiet: Quiet = False,
 ) -> None:
     """Run speculative decoding live and log every draft."""
+    shared = {
+        "target": target,
+        "drafter": drafter,
+        "draft_sample_method": draft_sample_method,
+        "num_speculative_tokens": num_speculative_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "concurrency": concurrency,
+        "max_new_tokens": max_new_tokens,
+        "max_labelled": max_labelled,
+        "seed": seed,
+        "dtype": dtype,
+        "tokens": tokens,
+        "raw_ids": raw_ids,
+    }
+    if engine == "vllm":
+        folder = _collect_vllm(out, prompts, shared, quiet=quiet)
+    elif engine == "reference":
+        own = {
+            "skip_layers": parse_layers(skip_layers),
+            "prompts": tuple(prompts or ()),
+            "device": device,
+            "log_distributions": log_distributions,
+            "head": head,
+        }
+        trimming = (adaptive_verification, cost, coefficients)
+        folder = _collect_reference(out, shared | own, trimming, quiet=quiet)
+    else:
+        raise InputError(f"unknown engine {engine!r}; known: reference, vllm")
+    say(f"wrote {folder}", quiet=quiet)
+
+
+def _collect_reference(
+    out: Path,
+    settings: dict[str, Any],
+    trimming: tuple[str | None, str | None, str | None],
+    *,
+    quiet: bool,
+) -> Path:
     require_engine()
     from draftlab.engine.collect import Settings
 
-    settings = Settings(
-        target=target,
-        drafter=drafter,
-        skip_layers=parse_layers(skip_layers),
-        draft_sample_method=draft_sample_method,
-        prompts=tuple(prompts or ()),
-        num_speculative_tokens=num_speculative_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        concurrency=concurrency,
-        max_new_tokens=max_new_tokens,
-        max_labelled=max_labelled,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        log_distributions=log_distributions,
-        head=head,
-        tokens=tokens,
-        raw_ids=raw_ids,
-    )
-    folder = _collect(out, settings, quiet=quiet)
-    say(f"wrote {folder}", quiet=quiet)
+    name, cost, log = trimming
+    admission = None
+    if name is not None:
+        K = settings["num_speculative_tokens"]
+        admission = _make_admission(name, cost, log, K)
+    return _collect(out, Settings(**settings), admission=admission, quiet=quiet)
+
+
+def _make_admission(
+    name: str, cost: str | None, log: str | None, num_speculative_tokens: int
+) -> NamedAdmission:
+    from draftlab.policies.cost import find_cost
+    from draftlab.policies.live import coefficients_of, make_admission
+
+    if cost is None:
+        raise InputError(
+            "--adaptive-verification needs --cost: a file of `draftlab profile`, or a model such "
+            "as L4/llama-8b"
+        )
+    known = None
+    if log is not None:
+        from draftlab.evaluation import evaluate
+
+        fitted = ("logit_qmax", "logit_q_sampled") if name == "hybrid" else (name,)
+        known = coefficients_of(evaluate(log, predictors=fitted).coefficients)
+    return make_admission(name, find_cost(cost), num_speculative_tokens, coefficients=known)
+
+
+def _collect_vllm(
+    out: Path, prompts: list[str] | None, settings: dict[str, Any], *, quiet: bool
+) -> Path:
+    if settings["target"] == "embedded":
+        raise InputError("vLLM needs a --target: the embedded default is a GGUF without drafter")
+    from draftlab.engine.prompts import load_prompts, load_suites
+    from draftlab.hooks.offline import VllmSettings, collect_vllm
+
+    asked = load_prompts(prompts) if prompts else load_suites()
+    with show_progress("collecting", len(asked), quiet=quiet) as advance:
+        return collect_vllm(
+            out,
+            VllmSettings(**settings),
+            asked,
+            on_step=lambda p: advance(p.finished, f"{p.finished} answers, {p.emitted} tokens"),
+        )
 
 
 @app.command("train-head")
@@ -274,7 +347,9 @@ def demo(
     say(f"log     {folder}\nreport  {index}", quiet=quiet)
 
 
-def _collect(out: Path, settings: Settings, *, quiet: bool) -> Path:
+def _collect(
+    out: Path, settings: Settings, *, admission: NamedAdmission | None = None, quiet: bool
+) -> Path:
     from draftlab.engine.collect import collect as run
 
     with show_progress("collecting", settings.max_labelled, quiet=quiet) as advance:
@@ -286,4 +361,4 @@ def _collect(out: Path, settings: Settings, *, quiet: bool) -> Path:
                 f"{progress.finished} answers",
             )
 
-        return run(out, settings, on_step=on_step)
+        return run(out, settings, admission=admission, on_step=on_step)

@@ -67,6 +67,9 @@ def evaluate(
     ] = False,
     allow_selected: Selected = False,
     pool: Pool = False,
+    compare_all: Annotated[
+        bool, typer.Option("--compare-all", help="Paired differences of every two predictors.")
+    ] = False,
     plugin: Annotated[
         list[str] | None, typer.Option(help="Python file of your own features, repeatable.")
     ] = None,
@@ -90,6 +93,7 @@ def evaluate(
         allow_selected=allow_selected,
         pool=pool,
         plugin=load_plugins(*plugin) if plugin else None,
+        compare="all" if compare_all else "adopted",
         out=out,
     )
     if json_out:
@@ -190,7 +194,7 @@ def simulate(
 ) -> None:
     """Say what a verification budget policy would have gained on logged drafts."""
     from draftlab.log.reader import open_log
-    from draftlab.policies.batches import CONCURRENCIES
+    from draftlab.simulation import CONCURRENCIES
     from draftlab.simulation import simulate as run
 
     opened = open_log(*log, strict=strict)
@@ -213,8 +217,9 @@ def simulate(
 
         gains = result.gains.filter(pl.col("dataset").is_null())
         columns = (
-            "cost", "policy", "predictor", "concurrency", "tokens_per_second", "gain", "gain_low",
-            "gain_high", "best_fixed_length", "gain_over_best_fixed", "captured",
+            "cost", "cost_source", "policy", "predictor", "concurrency", "tokens_per_second",
+            "gain", "gain_low", "gain_high", "best_fixed_length", "gain_over_best_fixed",
+            "captured",
         )  # fmt: skip
         print_table(gains.select(columns), new_console())
         _print_tables(result, (), result.notes)
@@ -223,15 +228,10 @@ def simulate(
 
 def _cost(name: str, log: DraftLog) -> CostTable:
     """Return a cost table by name: of the log's own steps, a model, or a file."""
-    from draftlab.policies.cost import HARDWARE, MODELS, read_cost, roofline
+    from draftlab.policies.cost import find_cost
     from draftlab.simulation import cost_of_log
 
-    if name == "log":
-        return cost_of_log(log)
-    hardware, slash, model = name.partition("/")
-    if slash and hardware in HARDWARE and model in MODELS:
-        return roofline(HARDWARE[hardware], MODELS[model])
-    return read_cost(name)
+    return cost_of_log(log) if name == "log" else find_cost(name)
 
 
 @app.command()
@@ -241,13 +241,17 @@ def audit(
     ] = None,
     out: Out = None,
     predictor: Annotated[list[str] | None, typer.Option(help="Predictor, repeatable.")] = None,
+    threshold: Annotated[
+        list[float] | None, typer.Option(help="Of the trimming rule, repeatable.")
+    ] = None,
     json_out: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Say whether predictors and policies keep the target's output distribution."""
+    from draftlab.auditing import THRESHOLDS
     from draftlab.auditing import audit as run
 
-    result = run(log or None, predictors=predictor, out=out)
+    result = run(log or None, predictors=predictor, thresholds=threshold or THRESHOLDS, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:

@@ -34,7 +34,7 @@ def proposals(log: DraftLog) -> pl.LazyFrame:
             num_admitted=pl.col("admitted").sum(),
             num_labelled=eligible.sum(),
             num_accepted=kept.sum(),
-            stopped=(pl.col("accepted").fill_null(value=False) & _AFTER_STOP).any(),
+            stopped=(pl.col("accepted").is_not_null() & _AFTER_STOP).any(),
         )
         .with_columns(
             acceptance_length=pl.col("num_accepted") + (~pl.col("stopped")).cast(pl.UInt32)

@@ -226,6 +226,25 @@ def read_cost(source: str | Path | Mapping[str, Any]) -> CostTable:
     raise InputError(f"{name}: no cost table: wanted a key of {', '.join(_READERS)}")
 
 
+def find_cost(name: str) -> CostTable:
+    """Return a cost table by name: a roofline model HARDWARE/MODEL, or a file.
+
+    Raises
+    ------
+    InputError
+        Neither a known pair of `HARDWARE` and `MODELS` nor a readable file.
+    """
+    hardware, slash, model = name.partition("/")
+    if slash and hardware in HARDWARE and model in MODELS:
+        return roofline(HARDWARE[hardware], MODELS[model])
+    if not Path(name).is_file():
+        raise InputError(
+            f"{name}: no such file, and no model HARDWARE/MODEL of {', '.join(HARDWARE)} and "
+            f"{', '.join(MODELS)}"
+        )
+    return read_cost(name)
+
+
 def _read_own(content: dict[str, Any], name: str) -> CostTable:
     if content["format"] != FORMAT:
         raise InputError(f"{name}: format {content['format']!r}, this draftlab reads {FORMAT!r}")

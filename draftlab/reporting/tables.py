@@ -276,6 +276,7 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         for line in _LEGEND:
             _print(console, line)
         console.print(_rich_positions(by_position(evaluation, cell)))
+        console.print(_rich_differences(evaluation, cell))
     for note in evaluation.notes:
         _print(console, f"note: {note}")
 
@@ -397,6 +398,34 @@ def _rich_headline(table: pl.DataFrame) -> Table:
             style="bold" if main else "",
         )
     return out
+
+
+def _rich_differences(evaluation: Evaluation, cell: Cell) -> Table:
+    """Return the adopted feature minus the others, paired, with 95 % intervals by prompt."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = of_cell(evaluation.differences, cell).filter(
+        pl.col("metric").is_in(["auc", "log_loss"]), scope="overall", predictor_a=ADOPTED
+    )
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    out.add_column(f"{label(ADOPTED).name} minus", max_width=24)
+    for title in ("AUC", "log-loss"):
+        out.add_column(f"{title} [95 % by prompt; ? covers 0]", justify="right")
+    for name in rows["predictor_b"].unique(maintain_order=True):
+        mine = rows.filter(predictor_b=name)
+        entries = [_difference(mine.filter(metric=metric)) for metric in ("auc", "log_loss")]
+        out.add_row(Text(label(name).name), *entries)
+    return out
+
+
+def _difference(rows: pl.DataFrame) -> str:
+    if rows.is_empty():
+        return UNDEFINED
+    row = rows.row(0, named=True)
+    sure = " " if row["distinguishable"] else "?"
+    return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{sure}"
 
 
 def _rich_positions(table: pl.DataFrame) -> Table:
