@@ -322,29 +322,55 @@ def demo(
     seed: int = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Do the whole job on the embedded default: collect, evaluate, replay, report."""
+    """Do the whole job on the embedded default, from collecting to the report."""
     require_engine()
     from draftlab.engine.collect import Settings
-    from draftlab.evaluation import evaluate as run_evaluate
-    from draftlab.log.reader import open_log
-    from draftlab.online.vllm import Constants
-    from draftlab.replaying import Settings as Replayed
-    from draftlab.replaying import replay as run_replay
-    from draftlab.reporting.render import report as run_report
-    from draftlab.reporting.replays import print_replay
-    from draftlab.reporting.tables import print_evaluation
 
     folder = _collect(out / "log", Settings(max_labelled=max_labelled, seed=seed), quiet=quiet)
-    log = open_log(folder)
-    result = run_evaluate(log, out=out)
-    # A short log holds fewer steps than vLLM's interval of 100.
-    settings = Replayed(constants=Constants(refit_interval=10), window=10)
-    replayed = run_replay(log, settings=settings, out=out)
-    if not quiet:
-        print_evaluation(result, new_console())
-        print_replay(replayed, new_console())
-    index = run_report(log, out, evaluation=result, replay=replayed)
+    index = _study(folder, out, quiet=quiet)
     say(f"log     {folder}\nreport  {index}", quiet=quiet)
+
+
+def _study(log: Path, out: Path, *, quiet: bool) -> Path:
+    """Run every experiment over a log and write the report."""
+    from draftlab.auditing import audit
+    from draftlab.evaluation import evaluate
+    from draftlab.log.reader import open_log
+    from draftlab.online.vllm import Constants
+    from draftlab.policies.cost import find_cost
+    from draftlab.replaying import Settings, replay
+    from draftlab.reporting.render import report
+    from draftlab.reporting.replays import print_replay
+    from draftlab.reporting.studies import print_simulation
+    from draftlab.reporting.tables import print_evaluation
+    from draftlab.simulation import simulate
+
+    opened = open_log(log)
+    evaluated = evaluate(opened, out=out)
+    # A short log holds fewer steps than vLLM's interval of 100.
+    settings = Settings(constants=Constants(refit_interval=10), window=10)
+    replayed = replay(opened, settings=settings, out=out)
+    # This drafter is slower than plain decoding on a CPU, so the economics are those of a model.
+    simulated = simulate(
+        opened,
+        find_cost(_DEMO_COST),
+        predictors=["logit_qmax", "qmax", "constant", "oracle"],
+        concurrencies=[64, 256],
+        by_dataset=False,
+        out=out,
+    )
+    audited = audit(out=out)
+    if not quiet:
+        console = new_console()
+        print_evaluation(evaluated, console)
+        print_replay(replayed, console)
+        print_simulation(simulated, console)
+        state = "theory and numbers agree" if audited.passed else "theory and numbers DISAGREE"
+        say(f"\naudit: {len(audited.checks)} checks of losslessness, {state}", quiet=quiet)
+    return report(opened, out, evaluation=evaluated, replay=replayed)
+
+
+_DEMO_COST = "H100/llama-8b"
 
 
 def _collect(

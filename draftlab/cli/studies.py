@@ -211,18 +211,9 @@ def simulate(
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
-        import polars as pl
+        from draftlab.reporting.studies import print_simulation
 
-        from draftlab.reporting.replays import print_table
-
-        gains = result.gains.filter(pl.col("dataset").is_null())
-        columns = (
-            "cost", "cost_source", "policy", "predictor", "concurrency", "tokens_per_second",
-            "gain", "gain_low", "gain_high", "best_fixed_length", "gain_over_best_fixed",
-            "captured",
-        )  # fmt: skip
-        print_table(gains.select(columns), new_console())
-        _print_tables(result, (), result.notes)
+        print_simulation(result, new_console())
     exit_on_loss(opened)
 
 
@@ -255,20 +246,9 @@ def audit(
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
-        from draftlab.reporting.replays import print_table
+        from draftlab.reporting.studies import print_audit
 
-        columns = (
-            "kind",
-            "name",
-            "drafting",
-            "threshold",
-            "lossless",
-            "total_variation",
-            "n",
-            "passed",
-        )
-        print_table(result.checks.select(columns), new_console())
-        _print_tables(result, (), result.notes)
+        print_audit(result, new_console())
     if not result.passed:
         raise typer.Exit(LOSS)
 
@@ -276,15 +256,16 @@ def audit(
 def _print_tables(result: Any, names: Sequence[str], notes: Sequence[str]) -> None:
     """Print the tables that hold anything, each under its name, then the notes."""
     from draftlab.reporting.replays import print_table
+    from draftlab.reporting.studies import print_notes
+    from draftlab.reporting.studies import say as print_line
 
     console = new_console()
     for name in names:
         table = getattr(result, name)
         if len(table):
-            console.print(f"\n{name.replace('_', ' ')}", style="bold")
+            print_line(console, f"\n{name.replace('_', ' ')}")
             print_table(table.drop("run", "pair", "drafting"), console)
-    for note in notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+    print_notes(notes, console)
 
 
 @app.command()
