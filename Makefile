@@ -23,8 +23,8 @@ run: install ## Collect live, evaluate and report (LABELLED=10000); ends in repo
 	rm -rf reports/demo
 	$(BIN)/draftlab demo --out reports/demo --max-labelled $(LABELLED)
 
-test: install ## Run the tests
-	$(BIN)/python -m pytest -n 2
+test: install ## Run the tests, one thread a process
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: install ## Check style and types
 	$(BIN)/ruff format --check .
