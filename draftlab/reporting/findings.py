@@ -54,7 +54,8 @@ def findings(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     DataFrame
         claim (the published order in words), table, metric, scope, better and worse (predictors
         in the published order), here_better, here_worse, published_better, published_worse,
-        status: ``holds``, ``does not hold``, or ``equal`` when both print alike.
+        status: ``holds``, ``does not hold``, ``undecided`` where the paired 95 % interval by
+        prompt covers 0, or ``equal`` when both print alike.
     """
     metrics = of_cell(evaluation.metrics, cell).filter(view="conditional")
     graded = set(metrics["predictor"])
@@ -66,7 +67,25 @@ def findings(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     if "qmax" in graded:
         rows.append(_raw_bias(metrics))
     rows.append(_intercept_follows_entropy(evaluation, cell))
-    return pl.DataFrame([row for row in rows if row is not None], schema=_SCHEMA, orient="row")
+    table = pl.DataFrame([row for row in rows if row is not None], schema=_SCHEMA, orient="row")
+    return _mark_undecided(table, of_cell(evaluation.differences, cell))
+
+
+def _mark_undecided(table: pl.DataFrame, differences: pl.DataFrame) -> pl.DataFrame:
+    """Say so where a paired difference is not distinguishable from none."""
+    unsure = differences.filter(~pl.col("distinguishable"), pl.col("position").is_null())
+    pairs = {
+        (row["scope"], row["metric"], frozenset((row["predictor_a"], row["predictor_b"])))
+        for row in unsure.iter_rows(named=True)
+    }
+    marked = [
+        "undecided"
+        if row["status"] != "equal"
+        and (row["scope"], row["metric"], frozenset((row["better"], row["worse"]))) in pairs
+        else row["status"]
+        for row in table.iter_rows(named=True)
+    ]
+    return table.with_columns(pl.Series("status", marked, dtype=pl.String))
 
 
 _SCHEMA = {

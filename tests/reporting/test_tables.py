@@ -196,3 +196,14 @@ def test_tables_do_not_load_matplotlib() -> None:
     code = "import draftlab.reporting.tables, sys; print('matplotlib' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+def test_a_difference_that_may_be_chance_is_undecided(
+    evaluation: Evaluation, cells: dict[str, Cell]
+) -> None:
+    certain = findings(evaluation, cells["plain"])
+    unsure = evaluation.differences.with_columns(distinguishable=pl.lit(value=False))
+    table = findings(replace(evaluation, differences=unsure), cells["plain"])
+    compared = table.filter(pl.col("metric").is_in(["auc", "log_loss"]), pl.col("table") == "T1")
+    assert set(compared["status"]) <= {"undecided", "equal"}
+    assert "holds" in set(certain["status"])
