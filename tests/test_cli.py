@@ -15,6 +15,7 @@ import pytest
 
 from draftlab import __version__
 from draftlab.cli import main
+from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
@@ -134,6 +135,67 @@ def test_replay_sweeps(call: Callable[..., Outcome], log: Path) -> None:
         (5, 0), (5, 50), (20, 0), (20, 50),
     ]  # fmt: skip
     assert call("replay", log, "--sweep", "speed=3").code == 2
+
+
+def test_structure_prints_and_writes(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("structure", log, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    for name in ("workloads", "pairs", "transfer", "acceptance lengths"):
+        assert name in found.out
+    assert (tmp_path / "out" / "structure" / "result.json").is_file()
+
+
+def test_calibrate_writes_a_calibration(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("calibrate", log, "--source", "qmax", "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    assert "temperatures" in found.out
+    content = json.loads((tmp_path / "out" / "calibrate" / "calibration.json").read_text())
+    assert content["temperatures"] == content["sts_temperatures"]
+
+
+def test_simulate_marks_a_model_and_names_its_tables(
+    call: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    run = synth_log(tmp_path / "log", num_requests=40)
+    arguments = ("--cost", "H100/llama-8b", "--predictor", "logit_qmax", "--concurrency", 64)
+    found = call("simulate", run, *arguments, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    assert "a model, not a measurement" in found.out
+    assert (tmp_path / "out" / "simulate" / "frontier.parquet").is_file()
+    wrong = call("simulate", run, "--cost", "X100/llama-8b")
+    assert wrong.code == 2
+    assert "no such file, and no model" in wrong.err
+
+
+def test_audit_needs_no_log(call: Callable[..., Outcome]) -> None:
+    found = call("audit", "--json")
+    assert found.code == 0
+    checks = json.loads(found.out)["checks"]
+    assert {"proof", "joint", "derived"} <= {check["kind"] for check in checks}
+
+
+def test_a_plugin_is_graded_beside_the_others(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import polars as pl\nfrom draftlab.features import Feature\n"
+        "FEATURES = {'half': Feature('half', pl.col('logit_qmax').cast(pl.Float64) / 2, 'nats')}\n"
+    )
+    rows = json.loads(call("evaluate", log, "--plugin", plugin, "--json").out)["metrics"]
+    assert "half" in {row["predictor"] for row in rows}
+    assert call("evaluate", log, "--plugin", tmp_path / "absent.py").code == 2
+
+
+def test_collect_refuses_what_it_cannot_run(call: Callable[..., Outcome], tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "log")
+    assert "unknown engine 'x'" in call("collect", "--engine", "x", *out).err
+    assert "needs a --target" in call("collect", "--engine", "vllm", *out).err
+    assert "needs --cost" in call("collect", "--adaptive-verification", "qmax", *out).err
 
 
 def test_quiet_prints_nothing(call: Callable[..., Outcome], log: Path) -> None:
