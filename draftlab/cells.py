@@ -18,6 +18,7 @@ import polars as pl
 from draftlab import schema
 from draftlab.errors import InputError
 from draftlab.metrics import BoolArray, FloatArray, divide
+from draftlab.predictors.baselines import PREDICTORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -222,17 +223,20 @@ def _common_metadata(runs: list[Run]) -> dict[str, Any]:
 
 
 def _trimmer(runs: list[Run]) -> str | None:
-    """Return the predictor whose live output trimmed the log; None if several or nothing did.
-
-    vLLM trims by its estimator of `logit_qmax` if it has one, otherwise by the trained head.
-    """
-    found = {
-        "logit_qmax" if run.metadata.get("estimator_start") is not None
-        or run.metadata["adaptive_verification"] == "estimator" else "confidence"
-        for run in runs
-        if run.metadata["adaptive_verification"] != "off"
-    }  # fmt: skip
+    """Return the predictor whose live output trimmed the log; None if several or nothing did."""
+    found = {_trimmer_of(run) for run in runs if run.metadata["adaptive_verification"] != "off"}
     return found.pop() if len(found) == 1 else None
+
+
+def _trimmer_of(run: Run) -> str:
+    # The reference engine names its predictor; vLLM has its estimator or the trained head.
+    policy: str = run.metadata["adaptive_verification"]
+    if policy in PREDICTORS:
+        return policy
+    estimator = policy.startswith(("estimator", "online-")) or policy == "hybrid"
+    if estimator or run.metadata.get("estimator_start") is not None:
+        return "logit_qmax"
+    return "confidence"
 
 
 def _pooled_name(runs: list[Run]) -> str:

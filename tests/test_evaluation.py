@@ -543,6 +543,18 @@ def test_c04_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
     assert any("adaptive verification" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("policy", "trimmer"),
+    [("entropy", "entropy"), ("online-vllm", "logit_qmax"), ("vllm", "confidence")],
+)
+def test_a_trimmed_log_names_what_trimmed_it(tmp_path: Path, policy: str, trimmer: str) -> None:
+    log = write_log(
+        tmp_path, [proposal(i, [i % 3 > 0]) for i in range(9)], adaptive_verification=policy
+    )
+    with pytest.raises(InputError, match=f"refit only {trimmer} "):
+        evaluate(log)
+
+
 # --- optional columns
 
 

@@ -276,7 +276,8 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         for line in _LEGEND:
             _print(console, line)
         console.print(_rich_positions(by_position(evaluation, cell)))
-        console.print(_rich_differences(evaluation, cell))
+        if len(of_cell(evaluation.differences, cell)):
+            console.print(_rich_differences(evaluation, cell))
     for note in evaluation.notes:
         _print(console, f"note: {note}")
 
