@@ -58,7 +58,7 @@ def replace_headline(readme: str, evaluation: Evaluation, cell: Cell) -> str:
     before, rest = readme.split(START, 1)
     marker, rest = rest.split("-->\n", 1)
     after = rest.split(END, 1)[1]
-    block = "\n".join(["", *describe(evaluation, cell), "", feature_table(evaluation, cell), ""])
+    block = "\n".join(["", *_described(evaluation, cell), "", feature_table(evaluation, cell), ""])
     return f"{before}{START}{marker}-->\n{block}\n{END}{after}"
 
 
@@ -82,9 +82,13 @@ def feature_table(evaluation: Evaluation, cell: Cell) -> str:
 def _features(cross_fitted: Evaluation, in_sample: Evaluation, cell: Cell) -> str:
     lines = [f"# Features: {cell.pair}", "", "Published: T1.", ""]
     for title, evaluation in (("Cross-fitted", cross_fitted), ("In sample", in_sample)):
-        lines += [f"## {title}", "", *describe(evaluation, cell), ""]
+        lines += [f"## {title}", "", *_described(evaluation, cell), ""]
         lines += [feature_table(evaluation, cell), ""]
     return "\n".join(lines)
+
+
+def _described(evaluation: Evaluation, cell: Cell) -> list[str]:
+    return [f"- {line}" for line in describe(evaluation, cell)]
 
 
 def _head(evaluation: Evaluation, cell: Cell) -> str:
