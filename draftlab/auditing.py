@@ -12,8 +12,8 @@ import polars as pl
 from draftlab import provenance, schema
 from draftlab.errors import InputError
 from draftlab.evaluation import evaluate
-from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, Run, open_log
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.policies.conformity import (
     SamplingTest,
     audit_engine,
@@ -83,13 +83,12 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as strict JSON content, NaN as null."""
-        table = self.checks.with_columns(pl.selectors.float().fill_nan(None))
         return {
             "command": "audit",
             "passed": self.passed,
             "settings": self.settings,
             "notes": self.notes,
-            "checks": table.to_dicts(),
+            "checks": to_records(self.checks),
             "provenance": self.provenance,
         }
 
@@ -147,7 +146,7 @@ def audit(
     for threshold in thresholds:
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold must lie in [0, 1], got {threshold}")
-    opened = None if log is None else _open(log)
+    opened = None if log is None else open_any(log)
     rows = [*_proof_rows(), *_engine_rows(engine or {})]
     notes: list[str] = []
     draftings: list[Drafting] = ["probabilistic", "greedy"]
@@ -177,12 +176,6 @@ def _look_up(names: Sequence[str] | None) -> list[Predictor]:
     if unknown:
         raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(PREDICTORS)}")
     return [PREDICTORS[name] for name in (names if names else PREDICTORS)]
-
-
-def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
-    if isinstance(log, DraftLog):
-        return log
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 def _proof_rows() -> list[dict[str, Any]]:

@@ -13,9 +13,10 @@ import polars as pl
 from draftlab import metrics, provenance
 from draftlab.cells import Cell, read_admitted, read_cells
 from draftlab.errors import InputError
-from draftlab.evaluation import Prepared, hash_log, open_any, prepare, records, refuse_selected
+from draftlab.evaluation import Prepared, hash_log, prepare, refuse_selected
 from draftlab.intervals import mean_interval
-from draftlab.log.files import replace_file, write_json
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS, compute_feature
 from draftlab.predictors.calibration import (
@@ -71,7 +72,7 @@ class Calibration:
             "command": "calibrate",
             "settings": self.settings,
             "notes": self.notes,
-            **{name: records(getattr(self, name)) for name in TABLES},
+            **{name: to_records(getattr(self, name)) for name in TABLES},
             "calibration": self.files,
             "provenance": self.provenance,
         }

@@ -13,7 +13,7 @@ import polars as pl
 from draftlab import provenance
 from draftlab.errors import InputError
 from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, open_log
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.online.replay_rows import Source
 from draftlab.replaying import (
     OFFLINE,
@@ -124,7 +124,7 @@ def drift(
     """
     chosen = settings or Settings(window=10)
     check_settings(chosen)
-    opened = log if isinstance(log, DraftLog) else open_log(log)
+    opened = open_any(log)
     run = opened.runs[0]
     frame = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
     pieces = _segment_frames(frame, scenario)

@@ -16,8 +16,8 @@ from draftlab.errors import InputError
 from draftlab.features import LOG_ODDS_LIMIT
 from draftlab.folds import assign_folds
 from draftlab.grading import Grade, Orders, grade
-from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, open_log
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS, BoolArray, FloatArray, IntArray
 from draftlab.plugins import Plugin
 from draftlab.predictors.baselines import PREDICTORS, Features, Predictor
@@ -113,7 +113,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the predictions as strict JSON content, NaN as null."""
-        tables = {name: records(getattr(self, name)) for name in TABLES}
+        tables = {name: to_records(getattr(self, name)) for name in TABLES}
         return {
             "command": "evaluate",
             "settings": self.settings,
@@ -295,13 +295,6 @@ def _check(options: _Options) -> None:
         raise InputError(f"unknown compare {options.compare!r}; known: {known}")
     if options.n_bins < 1:
         raise InputError(f"n_bins must be at least 1, got {options.n_bins}")
-
-
-def open_any(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
-    """Open a log given as in `evaluate`."""
-    if isinstance(log, DraftLog):
-        return log
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 def refuse_selected(cells: list[Cell], asked: list[Predictor], allowed: bool) -> None:
@@ -805,8 +798,3 @@ def hash_log(log: DraftLog) -> str | None:
     if any("://" in part for part in parts):
         return None
     return provenance.hash_files(Path(part) for part in parts)
-
-
-def records(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table, NaN as null."""
-    return table.with_columns(pl.selectors.float().fill_nan(None)).to_dicts()

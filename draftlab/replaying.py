@@ -11,8 +11,8 @@ import polars as pl
 
 from draftlab import provenance
 from draftlab.errors import InputError
-from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, Run, open_log
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.online.estimator import OVERSHOOT
 from draftlab.online.prequential import COEFFICIENTS, Driver, KeptRows
 from draftlab.online.replay_rows import Source, no_rows, open_source, read_batches
@@ -60,7 +60,7 @@ class Replay:
             "command": "replay",
             "settings": self.settings,
             "notes": self.notes,
-            **{name: _records(getattr(self, name)) for name in _TABLES},
+            **{name: to_records(getattr(self, name)) for name in _TABLES},
             "provenance": self.provenance,
         }
 
@@ -124,7 +124,7 @@ def replay(
     """
     chosen = settings or Settings()
     check_settings(chosen)
-    opened = log if isinstance(log, DraftLog) else _open(log)
+    opened = open_any(log)
     columns = features_of(chosen)
     parts = [
         replay_source(
@@ -159,10 +159,6 @@ def check_settings(settings: Settings) -> None:
     for name in ("damping", "ridge"):
         if getattr(settings.constants, name) < 0:
             raise InputError(f"{name} must be >= 0, got {getattr(settings.constants, name)}")
-
-
-def _open(log: str | Path | Sequence[str | Path]) -> DraftLog:
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 @dataclass(frozen=True)
@@ -344,9 +340,3 @@ def _describe(settings: Settings) -> dict[str, Any]:
         "window": settings.window,
         "snapshot": settings.snapshot,
     }
-
-
-def _records(table: pl.DataFrame) -> list[dict[str, Any]]:
-    floats = [name for name, dtype in table.schema.items() if dtype.is_float()]
-    finite = (pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in floats)
-    return table.with_columns(finite).to_dicts()

@@ -17,8 +17,8 @@ import polars as pl
 from draftlab import provenance
 from draftlab.cells import Cell, read_cells
 from draftlab.errors import InputError
-from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, open_log
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.policies.batches import Rule, compose
 from draftlab.policies.cost import CostTable, StepSizes, check_table, table_from_steps
 from draftlab.policies.frontier import (
@@ -100,7 +100,7 @@ class Simulation:
             "command": "simulate",
             "settings": self.settings,
             "notes": self.notes,
-            **{name: _records(getattr(self, name)) for name in TABLES},
+            **{name: to_records(getattr(self, name)) for name in TABLES},
             "provenance": self.provenance,
         }
 
@@ -187,7 +187,7 @@ def simulate(
     True
     """
     options = _check(cost, concurrencies, cap, seed, by_dataset)
-    opened = _open(log)
+    opened = open_any(log)
     specs = _specs(policies, predictors)
     jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
     columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs)})
@@ -232,12 +232,6 @@ def _check(
     if cap is not None and cap < 0:
         raise InputError(f"cap must be at least 0, got {cap}")
     return _Options(costs, tuple(sorted(set(concurrencies))), cap, seed, by_dataset)
-
-
-def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
-    if isinstance(log, DraftLog):
-        return log
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 def _specs(policies: Sequence[str] | None, predictors: Sequence[str] | None) -> tuple[str, ...]:
@@ -578,10 +572,6 @@ def _frontier_table(rows: list[dict[str, Any]]) -> pl.DataFrame:
     return table.with_columns(on_frontier=pl.Series(on, dtype=pl.Boolean))
 
 
-def _records(table: pl.DataFrame) -> list[dict[str, Any]]:
-    return table.with_columns(pl.selectors.float().fill_nan(None)).to_dicts()
-
-
 def cost_of_log(log: DraftLog | str | Path | Sequence[str | Path]) -> CostTable:
     """Return the cost table that a log's own steps measured.
 
@@ -593,7 +583,7 @@ def cost_of_log(log: DraftLog | str | Path | Sequence[str | Path]) -> CostTable:
     InputError
         Several K, or no batch size was measured often enough.
     """
-    opened = _open(log)
+    opened = open_any(log)
     lengths = _lengths(opened)
     if len(lengths) > 1:
         raise InputError(f"a cost table needs runs of one K, got {sorted(lengths)}")

@@ -25,14 +25,13 @@ from draftlab.evaluation import (
     Prepared,
     evaluate,
     hash_log,
-    open_any,
     prepare,
-    records,
     refuse_selected,
 )
 from draftlab.grading import Grade, grade
 from draftlab.intervals import mean_interval
-from draftlab.log.files import replace_file, write_json
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.predictors.baselines import PREDICTORS
@@ -116,7 +115,7 @@ class Structure:
             "command": "structure",
             "settings": self.settings,
             "notes": self.notes,
-            **{name: records(getattr(self, name)) for name in TABLES},
+            **{name: to_records(getattr(self, name)) for name in TABLES},
             "provenance": self.provenance,
         }
 

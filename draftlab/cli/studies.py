@@ -363,7 +363,7 @@ def _sweep(
     json_out: bool,
     quiet: bool,
 ) -> None:
-    from draftlab.log.files import replace_file
+    from draftlab.log.files import replace_file, to_records
     from draftlab.reporting.replays import print_table
     from draftlab.sweeping import parse_grid
     from draftlab.sweeping import sweep as run
@@ -381,7 +381,7 @@ def _sweep(
     if out is not None:
         replace_file(out / "replay" / "sweep.parquet", table.write_parquet)
     if json_out:
-        print_json({"command": "replay", "sweep": table.to_dicts()})
+        print_json({"command": "replay", "sweep": to_records(table)})
     elif not quiet:
         print_table(table.drop("run", "pair", "drafting", "estimator"), new_console())
 
@@ -398,6 +398,7 @@ def _drift(
     from dataclasses import replace
 
     from draftlab.drifting import drift, parse_scenario
+    from draftlab.log.files import to_records
     from draftlab.reporting.replays import print_table
 
     text, repeat, proposals_per_step = experiment
@@ -410,7 +411,7 @@ def _drift(
     )
     table = result.recovery.drop("run", "pair", "drafting")
     if json_out:
-        print_json({"command": "replay", "recovery": table.to_dicts()})
+        print_json({"command": "replay", "recovery": to_records(table)})
     elif not quiet:
         print_table(table, new_console())
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import polars as pl
+
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; a reader ignores it, `inspect` names it."""
 
@@ -28,6 +30,14 @@ def write_json(path: Path, content: Any) -> None:
     """Write strict JSON (no NaN) atomically, keys in the given order."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     replace_file(path, lambda temporary: _write_text(temporary, text))
+
+
+def to_records(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table for strict JSON: numbers that JSON lacks become None."""
+    import polars as pl
+
+    finite = pl.selectors.float().replace([float("nan"), float("inf"), float("-inf")], None)
+    return table.with_columns(finite).to_dicts()
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from draftlab.errors import InputError
 from draftlab.log.files import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from polars._typing import PolarsDataType
 
@@ -158,6 +158,13 @@ def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
     if problems and strict:
         raise InputError(f"{problems[0].path}: {problems[0].message} (--strict)")
     return DraftLog(tuple(runs), tuple(problems))
+
+
+def open_any(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
+    """Return an open log as it is, and open a path or several."""
+    if isinstance(log, DraftLog):
+        return log
+    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:

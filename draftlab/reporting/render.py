@@ -12,8 +12,8 @@ import polars as pl
 from draftlab import published
 from draftlab.evaluation import NUM_FOLDS, evaluate
 from draftlab.log.checks import CHECKS, run_checks
-from draftlab.log.files import replace_file, write_json
-from draftlab.log.reader import DraftLog, open_log
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.log.summary import workloads
 from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS
@@ -129,7 +129,7 @@ def report(
     InputError
         The log cannot be evaluated.
     """
-    opened = _open(log)
+    opened = open_any(log)
     if evaluation is None:
         evaluation = evaluate(
             opened, in_sample=in_sample, folds=folds, n_bins=n_bins, allow_selected=allow_selected
@@ -230,12 +230,6 @@ def render_html(content: dict[str, Any], svgs: dict[str, str]) -> str:
     trusted = {name: Markup(svg) for name, svg in svgs.items()}  # noqa: S704 - escaped by to_svg
     page = environment.get_template("index.html.j2")
     return page.render(report=content, svgs=trusted, adopted=tables.ADOPTED)
-
-
-def to_records(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as dicts, undefined numbers as None."""
-    finite = pl.selectors.float().replace([float("nan"), float("inf"), float("-inf")], None)
-    return table.with_columns(finite).to_dicts()
 
 
 def _titles(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -349,12 +343,6 @@ def _printed_path(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return f"LOG/{Path(path).name}"
-
-
-def _open(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
-    if isinstance(log, DraftLog):
-        return log
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
 
 
 def _strict(value: Any) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from draftlab.engine import decode, sampling
 from draftlab.engine.decode import Request
 from draftlab.schema import Excluded
 from tests.engine.models import (
@@ -21,6 +20,7 @@ from tests.engine.models import (
     tiny_model,
     truncation,
 )
+from tests.engine.mutants import MUTANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,32 +90,7 @@ def test_output_distribution_with_a_separate_drafter() -> None:
     assert output_p_value(separate_drafter=True) > P_VALUE
 
 
-def _no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "residual", lambda p, q: p)
-
-
-def _wrong_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = decode.judge
-
-    def judge(logits: Any, params: Any, drafts: Any, proposal: Any, uniforms: Any) -> Any:
-        flat = (proposal.logits / 2).softmax(-1)  # not what the drafts were drawn from
-        return right(logits, params, drafts, replace(proposal, q=flat), uniforms)
-
-    monkeypatch.setattr(decode, "judge", judge)
-
-
-def _reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck:
-        def __init__(self, seed: int, request: int) -> None:
-            self.values = np.random.default_rng([seed, request]).random(9)
-
-        def random(self, size: int | None = None) -> Any:
-            return self.values[0] if size is None else self.values[:size]
-
-    monkeypatch.setattr(decode, "make_noise", Stuck)
-
-
-@pytest.mark.parametrize("mutate", [_no_residual, _wrong_q, _reused_noise])
+@pytest.mark.parametrize("mutate", MUTANTS)
 def test_a_wrong_sampler_is_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

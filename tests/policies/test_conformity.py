@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +93,8 @@ def test_two_samples_are_compared() -> None:
 
 torch = pytest.importorskip("torch")
 
+from tests.engine.mutants import MUTANTS  # noqa: E402 - needs torch
+
 
 def engine_sampler(seed: int = 11) -> Callable[[int], list[tuple[int, ...]]]:
     """Return the reference engine on a tiny model as a sampler of three tokens."""
@@ -127,38 +128,7 @@ def test_the_reference_engine_passes() -> None:
     assert found.n == found.needed
 
 
-def _no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftlab.engine import sampling
-
-    monkeypatch.setattr(sampling, "residual", lambda p, q: p)
-
-
-def _wrong_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftlab.engine import decode
-
-    right = decode.judge
-
-    def judge(logits: Any, params: Any, drafts: Any, proposal: Any, *rest: Any) -> Any:
-        flat = (proposal.logits / 2).softmax(-1)  # not what the drafts were drawn from
-        return right(logits, params, drafts, replace(proposal, q=flat), *rest)
-
-    monkeypatch.setattr(decode, "judge", judge)
-
-
-def _reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftlab.engine import decode
-
-    class Stuck:
-        def __init__(self, seed: int, request: int) -> None:
-            self.values = np.random.default_rng([seed, request]).random(9)
-
-        def random(self, size: int | None = None) -> Any:
-            return self.values[0] if size is None else self.values[:size]
-
-    monkeypatch.setattr(decode, "make_noise", Stuck)
-
-
-@pytest.mark.parametrize("mutate", [_no_residual, _wrong_q, _reused_noise])
+@pytest.mark.parametrize("mutate", MUTANTS)
 def test_wrong_engines_are_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
