@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 VOCAB = 16
 """Entries of q. The target has one more, which the drafter never proposes."""
 _ROWS_PER_BLOCK = 200_000
+_FEATURE_SAMPLE = 4096
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -44,6 +45,7 @@ def synth_log(
     num_positions: int = 5,
     slope: float = 0.5,
     intercepts: Sequence[float] | None = None,
+    acceptance_length: float | None = None,
     seed: int = 0,
     datasets: Mapping[str, float] | None = None,
     request_effect_sd: float = 0.0,
@@ -67,6 +69,9 @@ def synth_log(
         Per nat of `logit_qmax` as logged (float32).
     intercepts : K floats, optional
         Fall from 0.5 by 0.25 a position unless told.
+    acceptance_length : float, optional
+        Expected tokens per verification, fractions too: all intercepts are shifted alike to meet
+        it. Simulators that round it have shown one length only.
     seed : int
     datasets : mapping of name to shift of the log-odds, optional
         Requests take turns through them; one dataset ``synthetic`` without shift unless told.
@@ -85,7 +90,7 @@ def synth_log(
     Raises
     ------
     InputError
-        The run exists, or there are not K intercepts.
+        The run exists, there are not K intercepts, or no shift reaches the acceptance length.
 
     Examples
     --------
@@ -101,15 +106,17 @@ def synth_log(
     base = _intercepts(intercepts, num_positions)
     shifts = {"synthetic": 0.0} if datasets is None else dict(datasets)
     shape = _Shape(num_requests, num_positions, steps_per_request, concurrency)
+    rng = np.random.default_rng(seed)
+    offsets = np.resize(list(shifts.values()), num_requests)
+    offsets = offsets + rng.normal(scale=request_effect_sd, size=num_requests)
+    if acceptance_length is not None:
+        base = base + _shift_to(acceptance_length, slope, base, offsets)
     truth = {
         "slope": slope,
         "intercepts": base.tolist(),
         "datasets": shifts,
         "request_effect_sd": request_effect_sd,
     }
-    rng = np.random.default_rng(seed)
-    offsets = np.resize(list(shifts.values()), num_requests)
-    offsets = offsets + rng.normal(scale=request_effect_sd, size=num_requests)
     emitted = np.zeros(num_requests, dtype=np.int64)
     # a slow disk must not drop rows here: unlike an engine, the loop may wait
     room = num_requests * steps_per_request * num_positions + 1
@@ -135,6 +142,35 @@ def _intercepts(given: Sequence[float] | None, num_positions: int) -> FloatArray
     if len(given) != num_positions:
         raise InputError(f"wanted {num_positions} intercepts, one per position, got {len(given)}")
     return np.asarray(given, dtype=np.float64)
+
+
+def _shift_to(
+    length: float, slope: float, intercepts: FloatArray, offsets: FloatArray
+) -> FloatArray:
+    """Return the shift of all intercepts under which proposals emit ``length`` tokens in the mean.
+
+    Positions draw their features independently, so given a request's offset survival is a product
+    of mean chances; the means are over one fixed sample of features.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit
+
+    longest = 1 + len(intercepts)
+    if not 1 < length < longest:
+        raise InputError(f"acceptance_length must be between 1 and K + 1 = {longest}, got {length}")
+    feature = slope * _draw_logits(_FEATURE_SAMPLE, np.random.default_rng(0))[1]
+    effects = np.quantile(offsets, np.linspace(0.5 / 64, 1 - 0.5 / 64, 64))
+
+    def excess(shift: float) -> float:
+        logit = shift + intercepts[:, None, None] + effects[:, None]
+        survival = expit(logit + feature).mean(axis=-1).cumprod(axis=0)
+        return 1 + float(survival.sum(axis=0).mean()) - length
+
+    try:
+        found: float = brentq(excess, -40, 40, xtol=1e-6)
+    except ValueError:
+        raise InputError(f"no shift of the intercepts gives length {length}") from None
+    return np.asarray(found)
 
 
 def _metadata(
@@ -200,16 +236,12 @@ def _measure(
 ) -> Columns:
     """Draw q, x and p for each row; return the features and the chance that x is accepted."""
     n = len(shift)
-    sharpness = rng.gamma(1.5, 1.5, size=(n, 1))
-    logits = np.sort(sharpness * rng.normal(size=(n, VOCAB)), axis=1)[:, ::-1]
-    log_q = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    log_q, logit_qmax = _draw_logits(n, rng)
     q = np.exp(log_q)
     drawn = np.zeros(n, dtype=np.int64)
     if drafting == "probabilistic":
         drawn = np.minimum((q.cumsum(axis=1) < rng.random((n, 1))).sum(axis=1), VOCAB - 1)
-    # of the logged float32 value, so that the log's own column is the one of the truth
     rest = q[:, 1:].sum(axis=1)
-    logit_qmax = (log_q[:, 0] - np.log(rest)).astype(np.float32)
     overlap = 1 / (1 + np.exp(-(slope * logit_qmax.astype(np.float64) + shift)))
     is_top = drawn == 0
     other = np.minimum(q[np.arange(n), drawn], 0.5)  # a token below the top has at most half
@@ -226,6 +258,18 @@ def _measure(
         "accept_prob": accept_prob.astype(np.float32),
         "probability": accept_prob,
     }
+
+
+def _draw_logits(n: int, rng: np.random.Generator) -> tuple[FloatArray, np.ndarray[Any, Any]]:
+    """Return log q [n, vocab], falling, and the log-odds of its top token.
+
+    The log-odds are float32: the log's own column is the one of the truth.
+    """
+    sharpness = rng.gamma(1.5, 1.5, size=(n, 1))
+    logits = np.sort(sharpness * rng.normal(size=(n, VOCAB)), axis=1)[:, ::-1]
+    log_q = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    logit_qmax = log_q[:, 0] - np.log(np.exp(log_q)[:, 1:].sum(axis=1))
+    return log_q, logit_qmax.astype(np.float32)
 
 
 def _accept_prob(

@@ -214,6 +214,35 @@ def _selected(log: DraftLog) -> str | None:
     )
 
 
+def _beyond_declared_length(log: DraftLog) -> str | None:
+    """A profile cut at the declared K tells another acceptance length than the run had."""
+    declared = {r.name: int(r.metadata["num_speculative_tokens"]) for r in log.runs}
+    K = pl.col("run").replace_strict(declared, return_dtype=pl.Int64)
+    kept = pl.col("accepted").fill_null(value=False)
+    verified = pl.col("verify_step").is_not_null() & (pl.col("position") == 0)
+    rows = (
+        log.drafts.group_by("run")
+        .agg(
+            longest=pl.col("position").max() + 1,
+            within=(kept & (pl.col("position") < K)).sum(),
+            all=kept.sum(),
+            verified=verified.sum(),
+        )
+        .filter(pl.col("longest") > K)
+        .sort("run")
+        .collect()
+    )
+    return _join(
+        [
+            f"run {row['run']} declares K = {declared[row['run']]}, its proposals have up to "
+            f"{row['longest']} tokens: acceptance length "
+            f"{1 + row['within'] / max(row['verified'], 1):.4g} within the declared K, "
+            f"{1 + row['all'] / max(row['verified'], 1):.4g} measured"
+            for row in rows.iter_rows(named=True)
+        ]
+    )
+
+
 CHECKS: tuple[Check, ...] = (
     Check("DL001", "run not closed", "loss", _not_closed),
     Check("DL002", "unreadable part", "loss", _unreadable),
@@ -228,6 +257,7 @@ CHECKS: tuple[Check, ...] = (
     Check("DL011", "rows not eligible", "note", _excluded),
     Check("DL012", "near ties", "note", _near_ties),
     Check("DL013", "selected rows", "note", _selected),
+    Check("DL014", "proposals longer than declared", "error", _beyond_declared_length),
 )
 
 

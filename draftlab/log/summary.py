@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from draftlab.log.reader import DraftLog
 
 _AFTER_STOP = (pl.col("excluded") & int(Excluded.AFTER_STOP)) != 0
+_WARMUP = (pl.col("excluded") & int(Excluded.WARMUP)) != 0
 
 
-def proposals(log: DraftLog) -> pl.LazyFrame:
-    """Return one row per verified proposal.
+def proposals(log: DraftLog, *, warmup: bool = False) -> pl.LazyFrame:
+    """Return one row per verified proposal; those of dummy requests only if ``warmup``.
 
     Columns: run, request, step, slot, num_admitted, num_labelled, num_accepted and
     acceptance_length (tokens), which is the accepted draft tokens plus the recovered or bonus
@@ -28,7 +29,7 @@ def proposals(log: DraftLog) -> pl.LazyFrame:
     kept = pl.col("accepted").fill_null(value=False) & ~_AFTER_STOP
     eligible = pl.col("accepted").is_not_null() & (pl.col("excluded") == 0)
     return (
-        log.drafts.filter(pl.col("verify_step").is_not_null())
+        log.drafts.filter(pl.col("verify_step").is_not_null() & (warmup | ~_WARMUP))
         .group_by("run", "request", "step", "slot")
         .agg(
             num_admitted=pl.col("admitted").sum(),
