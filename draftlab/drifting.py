@@ -15,6 +15,7 @@ from draftlab.errors import InputError
 from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.online.replay_rows import Source
+from draftlab.online.smoothing import SMOOTHED, Smoother
 from draftlab.replaying import (
     OFFLINE,
     RunReplay,
@@ -59,8 +60,14 @@ class Drift:
     log_loss and ece of the segment, offline_log_loss, overshoots in the segment."""
     replay: RunReplay
     """The replay of the whole scenario; its regret is against one fit to all of it."""
+    scenario: tuple[Segment, ...]
     settings: dict[str, Any]
     provenance: dict[str, Any]
+
+    def segments(self) -> list[tuple[int, str]]:
+        """Return the first step and the traffic of each segment, in order."""
+        ends = itertools.accumulate(segment.steps for segment in self.scenario)
+        return list(zip([0, *ends], (segment.name for segment in self.scenario), strict=False))
 
     def write(self, out: str | Path) -> Path:
         """Write OUT/replay-drift/*.parquet and result.json, each atomically; return the folder."""
@@ -105,7 +112,7 @@ def _weight(text: str) -> tuple[str, float]:
 
 def drift(
     log: DraftLog | str | Path,
-    scenario: Sequence[Segment],
+    scenario: Sequence[Segment] | None = None,
     *,
     settings: Settings | None = None,
     proposals_per_step: int = 64,
@@ -115,7 +122,7 @@ def drift(
 
     Every step takes ``proposals_per_step`` whole proposals from its mix, in the log's order; a
     workload that runs out begins again. The verdict comes one step later, as live. Windows are
-    10 steps unless told.
+    10 steps unless told. Without a scenario: `default_scenario`, five refits to a segment.
 
     Raises
     ------
@@ -126,6 +133,8 @@ def drift(
     check_settings(chosen)
     opened = open_any(log)
     run = opened.runs[0]
+    if scenario is None:
+        scenario = default_scenario(opened, steps=5 * chosen.constants.refit_interval)
     frame = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
     pieces = _segment_frames(frame, scenario)
     last = int(frame.select(pl.col("verify_step").max()).item())
@@ -135,16 +144,47 @@ def drift(
     result = Drift(
         recovery=_recovery(whole, scenario, offline, chosen),
         replay=whole,
+        scenario=tuple(scenario),
         settings={
             "scenario": " > ".join(f"{s.name}@{s.steps}" for s in scenario),
             "proposals_per_step": proposals_per_step,
             "window": chosen.window,
+            "refit_interval": chosen.constants.refit_interval,
         },
         provenance=provenance.collect(),
     )
     if out is not None:
         result.write(out)
     return result
+
+
+def default_scenario(log: DraftLog | str | Path, *, steps: int = 500) -> tuple[Segment, ...]:
+    """Return the hardest abrupt change in a log's first run: easiest workload, hardest, and back.
+
+    Easiest and hardest are the workloads of the highest and the lowest share of accepted labels,
+    over eligible rows.
+
+    Raises
+    ------
+    InputError
+        The run has fewer than two workloads with labels.
+    """
+    run = open_any(log).runs[0]
+    rates = (
+        run.scan("drafts")
+        .filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
+        .join(run.scan("requests").select("request", "dataset"), on="request")
+        .group_by("dataset")
+        .agg(pl.col("accepted").mean())
+        .sort("accepted", "dataset", descending=[True, False])
+        .collect()
+    )
+    names = rates["dataset"].to_list()
+    if len(names) < 2:
+        raise InputError(
+            f"{run.path}: a drift scenario needs two workloads with labels, found {len(names)}"
+        )
+    return tuple(Segment(((name, 1.0),), steps) for name in (names[0], names[-1], names[0]))
 
 
 def build_scenario(
@@ -155,9 +195,11 @@ def build_scenario(
     Columns: step, verify_step, position, accepted, excluded and the features.
     """
     requests = run.scan("requests").select("request", "dataset")
+    drafts = run.scan("drafts")
+    if SMOOTHED in features:  # along the requests of the log, before they are cut apart
+        drafts = Smoother().add(drafts.sort("step", maintain_order=True).collect()).lazy()
     rows = (
-        run.scan("drafts")
-        .filter(pl.col("accepted").is_not_null())
+        drafts.filter(pl.col("accepted").is_not_null())
         .join(requests, on="request")
         .sort("step", "slot", "position")
         .select("dataset", "step", "slot", "position", "accepted", "excluded", *features)

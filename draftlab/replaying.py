@@ -13,14 +13,15 @@ from draftlab import provenance
 from draftlab.errors import InputError
 from draftlab.log.files import replace_file, to_records, write_json
 from draftlab.log.reader import DraftLog, Run, open_any
+from draftlab.online.disagreement import compare, describe
 from draftlab.online.estimator import OVERSHOOT
 from draftlab.online.prequential import COEFFICIENTS, Driver, KeptRows
 from draftlab.online.replay_rows import Source, no_rows, open_source, read_batches
-from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS
+from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER
 from draftlab.online.vllm import Constants, from_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WINDOW = 100
 """Engine steps in a window of the prequential metrics."""
@@ -50,6 +51,9 @@ class Replay:
     refused, overshoots, diverged (still beyond the data at the end), cold_start_labels (labelled
     drafts until a window stays within 0.01 nats of the offline fit), slope (last), live_error
     (largest difference from the engine's own predictions, where logged)."""
+    disagreement: pl.DataFrame
+    """Runs of one deployment beside one another: `draftlab.online.disagreement.compare`. Empty
+    where no two runs share one."""
     notes: list[str]
     settings: dict[str, Any]
     provenance: dict[str, Any]
@@ -73,7 +77,7 @@ class Replay:
         return folder
 
 
-_TABLES = ("coefficients", "metrics", "summary")
+_TABLES = ("coefficients", "metrics", "summary", "disagreement")
 _COLD = 0.01
 
 
@@ -93,6 +97,8 @@ class Settings:
     snapshot: bool = True
     """Begin from the start state in run.json, where there is one."""
     window: int = WINDOW
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Constants that only some rivals have: decay, max_step."""
 
 
 def replay(
@@ -132,11 +138,16 @@ def replay(
         )
         for run in opened.runs
     ]
+    coefficients = pl.concat([p.coefficients for p in parts])
+    disagreement = compare(
+        opened, coefficients, {n: feature_of(n, chosen) for n in chosen.estimators}
+    )
     result = Replay(
-        coefficients=pl.concat([p.coefficients for p in parts]),
+        coefficients=coefficients,
         metrics=pl.concat([p.metrics for p in parts]),
         summary=pl.concat([p.summary for p in parts]),
-        notes=[note for p in parts for note in p.notes],
+        disagreement=disagreement,
+        notes=[*(note for p in parts for note in p.notes), *describe(disagreement)],
         settings=_describe(chosen),
         provenance=provenance.collect(),
     )
@@ -159,6 +170,20 @@ def check_settings(settings: Settings) -> None:
     for name in ("damping", "ridge"):
         if getattr(settings.constants, name) < 0:
             raise InputError(f"{name} must be >= 0, got {getattr(settings.constants, name)}")
+    for name, value in settings.own.items():
+        _check_own(name, value, settings.estimators)
+
+
+def _check_own(name: str, value: float, estimators: Sequence[str]) -> None:
+    """Raise InputError for a rival's constant that is out of range, or that no rival here has."""
+    owners = [estimator for estimator, entry in ESTIMATORS.items() if name in entry.own]
+    if not set(owners) & set(estimators):
+        has = f"only {', '.join(owners)} has it" if owners else "no estimator has it"
+        raise InputError(f"{', '.join(estimators)} has no constant {name}: {has}")
+    if name == "decay" and not 0 <= value <= 1:
+        raise InputError(f"decay must lie in [0, 1], got {value:g}")
+    if name == "max_step" and not value > 0:
+        raise InputError(f"max_step must be > 0, got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -206,20 +231,26 @@ def replay_source(source: Source, settings: Settings) -> RunReplay:
 def features_of(settings: Settings) -> list[str]:
     """Return the columns that the estimators of the settings read, sorted."""
     features = {settings.feature} if settings.offline else set()
-    features |= {ESTIMATORS[name].feature or settings.feature for name in settings.estimators}
+    features |= {feature_of(name, settings) for name in settings.estimators}
     return sorted(features)
+
+
+def feature_of(estimator: str, settings: Settings) -> str:
+    """Return the feature that an estimator reads: its own, or the chosen one."""
+    return ESTIMATORS[estimator].feature or settings.feature
 
 
 def _make_driver(name: str, source: Source, settings: Settings) -> Driver:
     entry = ESTIMATORS[name]
-    estimator, since = entry.make(source.num_positions, settings.constants), 0
+    own = {key: value for key, value in settings.own.items() if key in entry.own}
+    estimator, since = entry.make(source.num_positions, settings.constants, **own), 0
     snapshot = source.run.metadata.get("estimator_start")
     if settings.snapshot and snapshot and name == "vllm":
         estimator, since = from_snapshot(snapshot, source.num_positions, settings.constants)
     return Driver(
         name=name,
         estimator=estimator,
-        feature=entry.feature or settings.feature,
+        feature=feature_of(name, settings),
         every_label=entry.every_label if settings.excluded is None else settings.excluded,
         next_refit=source.first_step + estimator.refit_interval - 1 - since,
         stride=settings.window if estimator.refit_interval == 1 else 1,
@@ -312,7 +343,7 @@ def _notes(run: Run, drivers: list[Driver], source: Source) -> list[str]:
                 f"{run.name}: {driver.name} moved a coefficient by more than {OVERSHOOT} nats in "
                 f"{len(steps)} refits, first at step {steps[0]}"
             )
-        if not driver.refits:
+        if not driver.refits and driver.estimator.refit_interval != NEVER:
             notes.append(
                 f"{run.name}: {driver.name} never refitted: {source.last_step + 1} steps are "
                 f"fewer than its interval of {driver.estimator.refit_interval}"
@@ -339,4 +370,5 @@ def _describe(settings: Settings) -> dict[str, Any]:
         "excluded": settings.excluded,
         "window": settings.window,
         "snapshot": settings.snapshot,
+        **settings.own,
     }

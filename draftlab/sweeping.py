@@ -12,18 +12,20 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
+from draftlab.online.rivals import OWN_CONSTANTS
 from draftlab.replaying import OFFLINE, Settings, check_settings, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-SWEEPABLE = ("refit_interval", "damping", "ridge", "start_slope", "start_intercept")
-"""Constants that a sweep may vary."""
+SHIPPED = ("refit_interval", "damping", "ridge", "start_slope", "start_intercept")
+SWEEPABLE = (*SHIPPED, *OWN_CONSTANTS)
+"""Constants that a sweep may vary; the last ones belong to one rival each."""
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Read ``refit-interval=25,50,100`` and its like.
+    """Read ``refit-interval=25,50,100`` and its like, one or several in a text.
 
     Raises
     ------
@@ -31,7 +33,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
         A constant is unknown or a value is no number.
     """
     grid: dict[str, tuple[float, ...]] = {}
-    for text in texts:
+    for text in " ".join(texts).split():
         name, equals, values = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name not in SWEEPABLE:
@@ -107,10 +109,11 @@ def _combinations(grid: Mapping[str, Sequence[float]]) -> list[dict[str, float]]
 
 
 def _job(base: Settings, combination: dict[str, Any]) -> Settings:
-    values = dict(combination)
-    if "refit_interval" in values:
-        values["refit_interval"] = int(values["refit_interval"])
-    return replace(base, constants=replace(base.constants, **values))
+    shipped = {name: combination[name] for name in SHIPPED if name in combination}
+    if "refit_interval" in shipped:
+        shipped["refit_interval"] = int(shipped["refit_interval"])
+    own = {name: value for name, value in combination.items() if name not in SHIPPED}
+    return replace(base, constants=replace(base.constants, **shipped), own={**base.own, **own})
 
 
 def _run(paths: list[str], settings: Settings) -> pl.DataFrame:

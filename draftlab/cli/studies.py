@@ -300,12 +300,18 @@ def replay(
     ] = True,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="Constants to sweep, 'refit-interval=25,50', repeatable."),
+        typer.Option(
+            help="Constants to sweep, 'refit-interval=25,50 damping=0,50', repeatable. Also of a "
+            "rival: decay= (decayed), max-step= (limited)."
+        ),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of a sweep.")] = 2,
     scenario: Annotated[
         str | None,
-        typer.Option(help="Drift experiment, 'copying@300 > fiction=3+chat=1@300'."),
+        typer.Option(
+            help="Drift experiment, 'copying@300 > fiction=3+chat=1@300', or 'default': easiest "
+            "workload, hardest, and back."
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option(help="Times that the scenario is repeated.")] = 1,
     proposals_per_step: Annotated[int, typer.Option(help="Batch of a scenario.")] = 64,
@@ -319,6 +325,10 @@ def replay(
     from draftlab.online.vllm import Constants
     from draftlab.replaying import Settings
 
+    if sweep:
+        # `--sweep damping=0,50 ridge=0,1`: the option takes one word, the rest look like logs
+        sweep += [text for text in log if _is_constant(text)]
+        log = [text for text in log if not _is_constant(text)]
     opened = open_log(*log, strict=strict)
     settings = Settings(
         estimators=tuple(estimator or DEFAULT_ESTIMATORS),
@@ -338,6 +348,10 @@ def replay(
     else:
         _replay(opened, settings, out=out, json_out=json_out, quiet=quiet)
     exit_on_loss(opened)
+
+
+def _is_constant(text: str) -> bool:
+    return "=" in text and "/" not in text and not Path(text).exists()
 
 
 def _replay(
@@ -379,7 +393,10 @@ def _sweep(
             on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
         )
     if out is not None:
+        from draftlab.reporting.sweeps import write_sweep
+
         replace_file(out / "replay" / "sweep.parquet", table.write_parquet)
+        write_sweep(table, out / "replay" / "sweep.svg")
     if json_out:
         print_json({"command": "replay", "sweep": to_records(table)})
     elif not quiet:
@@ -397,23 +414,29 @@ def _drift(
 ) -> None:
     from dataclasses import replace
 
-    from draftlab.drifting import drift, parse_scenario
+    from draftlab.drifting import default_scenario, drift, parse_scenario
     from draftlab.log.files import to_records
-    from draftlab.reporting.replays import print_table
+    from draftlab.reporting.replays import print_drift
 
     text, repeat, proposals_per_step = experiment
+    if text == "default":
+        scenario = default_scenario(log, steps=5 * settings.constants.refit_interval) * repeat
+    else:
+        scenario = parse_scenario(text, repeat=repeat)
     result = drift(
         log,
-        parse_scenario(text, repeat=repeat),
+        scenario,
         settings=replace(settings, window=min(settings.window, 10)),
         proposals_per_step=proposals_per_step,
         out=out,
     )
-    table = result.recovery.drop("run", "pair", "drafting")
     if json_out:
-        print_json({"command": "replay", "recovery": to_records(table)})
+        table = result.recovery.drop("run", "pair", "drafting")
+        print_json(
+            {"command": "replay", "settings": result.settings, "recovery": to_records(table)}
+        )
     elif not quiet:
-        print_table(table, new_console())
+        print_drift(result, new_console())
 
 
 @app.command()

@@ -33,6 +33,8 @@ class Labels:
     accepted: NDArray[np.bool_]
     step: NDArray[np.int64]
     """Engine step of the verdict, non-decreasing."""
+    prediction: FloatArray | None = None
+    """Probability of ``logit``, where it is at hand."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,12 @@ class RoundStatistics:
 
     def add(self, labels: Labels) -> None:
         """Add labels, weighted and centred by the predictions made at draft time."""
-        prob = probability(labels.logit)
+        prob = probability(labels.logit) if labels.prediction is None else labels.prediction
         weight = prob * (1 - prob)
         residual = labels.accepted - prob
         f = labels.feature
-        terms: tuple[Any, ...] = (weight * f * f, weight * f, weight, residual * f, residual)
+        by_feature = weight * f
+        terms: tuple[Any, ...] = (by_feature * f, by_feature, weight, residual * f, residual)
         size = self.num_positions
         sums = [np.bincount(labels.position, term, size) for term in terms]
         self.information += sums[:3]
@@ -114,8 +117,9 @@ class RoundStatistics:
 
 
 def probability(logit: FloatArray) -> FloatArray:
-    """Return sigmoid(logit) without overflow."""
-    from scipy.special import expit
-
-    out: FloatArray = expit(logit)
-    return out
+    """Return sigmoid(logit); faster than scipy's, and as exact: e^-z may well overflow."""
+    out: FloatArray = np.negative(logit)
+    with np.errstate(over="ignore"):
+        np.exp(out, out=out)
+    out += 1.0
+    return np.reciprocal(out, out=out)

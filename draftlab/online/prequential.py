@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.special import expit
 
 from draftlab import metrics
-from draftlab.online.estimator import Estimator, FloatArray, Labels, Refit
+from draftlab.online.estimator import Estimator, FloatArray, Labels, Refit, probability
+from draftlab.online.ranking import count_wins
 from draftlab.online.replay_rows import Rows, Source
 from draftlab.predictors.logistic import fit_logistic
 
@@ -32,36 +32,40 @@ class WindowSums:
     windows: list[np.ndarray[Any, Any]] = field(default_factory=list)
     columns: list[dict[str, np.ndarray[Any, Any]]] = field(default_factory=list)
 
-    def add(self, rows: Rows, logit: FloatArray) -> None:
-        """Grade the eligible rows of whole windows."""
-        chosen = rows.eligible
-        if not chosen.any():
+    def add(self, rows: Rows, logit: FloatArray, prob: FloatArray | None = None) -> None:
+        """Grade the eligible rows of whole windows, in order of the windows."""
+        y, z, window = rows.accepted, logit, rows.window
+        p = probability(logit) if prob is None else prob
+        if not rows.eligible.all():
+            y, z, window, p = (values[rows.eligible] for values in (y, z, window, p))
+        if not len(y):
             return
-        y, z, window = rows.accepted[chosen], logit[chosen], rows.window[chosen]
-        first = int(window[0])
-        code = window - first
-        size = int(code[-1]) + 1
-        prob: FloatArray = expit(z)
-        bins = code * _BINS + metrics.bin_index(prob, metrics.bin_edges(_BINS))
+        starts = np.concatenate(([0], np.flatnonzero(window[1:] != window[:-1]) + 1))
+        counts = np.diff(starts, append=len(y))
+        bins = metrics.bin_index(p, metrics.bin_edges(_BINS))
+        bins += np.repeat(np.arange(len(starts)) * _BINS, counts)
+        size = len(starts) * _BINS
+        labels = np.bincount(2 * bins + y, minlength=2 * size).reshape(-1, _BINS, 2)
+        error = y - p
+        # log(1 + e^-|z|) = -log(max(p, 1 - p)): the loss of `metrics.row_log_loss` without an exp
+        loss = np.maximum(np.where(y, -z, z), 0.0) - np.log(np.maximum(p, 1 - p))
 
-        def by_bin(values: Any) -> np.ndarray[Any, Any]:
-            return np.bincount(bins, values, size * _BINS).reshape(size, _BINS)
+        def by_bin(values: FloatArray) -> FloatArray:
+            return metrics.sum_by(bins, values, size).reshape(-1, _BINS)
 
-        n = np.bincount(code, minlength=size)
-        accepted = np.bincount(code[y], minlength=size)
-        self.windows.append(np.arange(first, first + size))
+        self.windows.append(window[starts])
         self.columns.append(
             {
-                "n": n,
-                "n_accepted": accepted,
-                "prediction": np.bincount(code, prob, size),
-                "loss": np.bincount(code, metrics.row_log_loss(y, z), size),
-                "squares": np.bincount(code, (prob - y) ** 2, size),
-                "wins": _wins(y, z, code, size),
-                "bin_n": by_bin(None),
-                "bin_accepted": by_bin(y),
-                "bin_prediction": by_bin(prob),
-                "bin_variance": by_bin(prob * (1 - prob)),
+                "n": counts,
+                "n_accepted": labels[..., 1].sum(axis=1),
+                "prediction": np.add.reduceat(p, starts),
+                "loss": np.add.reduceat(loss, starts),
+                "squares": np.add.reduceat(error * error, starts),
+                "wins": count_wins(y, z, starts),
+                "bin_n": labels.sum(axis=2),
+                "bin_accepted": labels[..., 1],
+                "bin_prediction": by_bin(p),
+                "bin_variance": by_bin(p * (1 - p)),
             }
         )
 
@@ -100,20 +104,6 @@ class WindowSums:
         )
 
 
-def _wins(
-    y: np.ndarray[Any, Any], z: FloatArray, code: np.ndarray[Any, Any], size: int
-) -> np.ndarray[Any, Any]:
-    """Return twice the rightly ordered (accepted, rejected) pairs within each window."""
-    # Faster than lexsort: a vectorised sort by score, then a radix sort of small integers.
-    small = code.astype(np.int16 if size < np.iinfo(np.int16).max else np.int32)
-    order = np.argsort(z)
-    order = order[np.argsort(small[order], kind="stable")]
-    ranked, window = y[order], code[order]
-    first = np.concatenate(([True], window[1:] != window[:-1]))
-    wins = metrics.row_wins(ranked, z[order], first)
-    return np.bincount(window[ranked], wins[ranked], size)
-
-
 @dataclass
 class Driver:
     """Runs one estimator along the rows and remembers what it did."""
@@ -136,22 +126,22 @@ class Driver:
 
     def feed(self, rows: Rows, end: int) -> None:
         """Predict, grade and learn rows whose verdicts fall before step ``end``."""
-        logit = np.empty(len(rows))
+        logit, prob = np.empty(len(rows)), np.empty(len(rows))
         low = 0
         while True:
             high = int(np.searchsorted(rows.verify_step, self.next_refit, side="right"))
             if high > low:
-                self._learn(rows, slice(low, high), logit)
+                self._learn(rows, slice(low, high), logit, prob)
             if self.next_refit >= end:
                 break
             self._refit()
             low = high
-        self.sums.add(rows, logit)
+        self.sums.add(rows, logit, prob)
         if rows.live is not None and self.name == "vllm":
-            errors = np.abs(expit(logit) - rows.live)
+            errors = np.abs(prob - rows.live)
             self.live_error = float(np.fmax(self.live_error, np.nanmax(errors)))
 
-    def _learn(self, rows: Rows, part: slice, logit: FloatArray) -> None:
+    def _learn(self, rows: Rows, part: slice, logit: FloatArray, prob: FloatArray) -> None:
         feature, position, step = (
             rows.features[self.feature][part],
             rows.position[part],
@@ -164,8 +154,11 @@ class Driver:
             epoch = np.searchsorted(self.active, step, side="right") - 1
             slopes, intercepts = np.array(self.slopes), np.array(self.intercepts)
             z = slopes[epoch, position] * feature + intercepts[epoch, position]
-        logit[part] = z
-        used = slice(None) if self.every_label else rows.eligible[part]
+        p = probability(z)
+        logit[part], prob[part] = z, p
+        used: Any = rows.eligible[part]
+        if self.every_label or used.all():
+            used = slice(None)  # a view
         self.estimator.learn(
             Labels(
                 feature[used],
@@ -173,6 +166,7 @@ class Driver:
                 z[used],
                 rows.accepted[part][used],
                 rows.verify_step[part][used],
+                p[used],
             )
         )
 

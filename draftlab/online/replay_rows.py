@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from draftlab.errors import InputError
+from draftlab.online.smoothing import INPUTS, SMOOTHED, Smoother
 from draftlab.online.vllm import stored_feature
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from draftlab.log.reader import Run
     from draftlab.online.estimator import FloatArray
+
+
+_PIECE = 60_000
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,47 @@ def open_source(run: Run, features: Sequence[str], *, window: int, float32: bool
     InputError
         The run has no verdict.
     """
-    steps = run.scan("steps").select(pl.col("step").min(), last=pl.col("step").max())
-    first, last = steps.collect().row(0)
-    drafts = run.scan("drafts").select(pl.col("step").min(), last=pl.col("verify_step").max())
-    first_draft, last_verdict = drafts.collect().row(0)
+    first, last = _bounds(run, "steps", "step")
+    first_draft, _ = _bounds(run, "drafts", "step")
+    _, last_verdict = _bounds(run, "drafts", "verify_step")
     if last_verdict is None:
         raise InputError(f"{run.path}: no labelled drafts to replay")
+    assert first_draft is not None
     # A run that was killed may lack the rows of its last steps.
     first = first_draft if first is None else min(first, first_draft)
     last = last_verdict if last is None else max(last, last_verdict)
     return Source(run, tuple(features), first, last, window, float32)
+
+
+def _bounds(run: Run, table: str, column: str) -> tuple[int | None, int | None]:
+    """Return the least and the largest value of a column, from the footers where they say."""
+    parts = [_footer(path, column) for path in run.parts[table]]
+    if any(part is None for part in parts):
+        low, high = pl.col(column).min().alias("low"), pl.col(column).max().alias("high")
+        found: tuple[int | None, int | None] = run.scan(table).select(low, high).collect().row(0)
+        return found
+    filled = [part for part in parts if part]
+    if not filled:
+        return None, None
+    return min(low for low, _ in filled), max(high for _, high in filled)
+
+
+def _footer(path: str, column: str) -> tuple[int, int] | tuple[()] | None:
+    """Return the least and largest value of a part's column; () if all null, None if unknown."""
+    if "://" in path:
+        return None
+    footer = pq.read_metadata(path)
+    names = footer.schema.to_arrow_schema().names
+    if column not in names:
+        return ()
+    found: list[int] = []
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        statistics = group.column(names.index(column)).statistics
+        if statistics is not None and statistics.has_min_max:
+            found += [statistics.min, statistics.max]
+        elif statistics is None or statistics.null_count != group.num_rows:
+            return None
+    return (min(found), max(found)) if found else ()
 
 
 def read_batches(source: Source) -> Iterator[tuple[Rows, int]]:
@@ -84,16 +119,17 @@ def read_batches(source: Source) -> Iterator[tuple[Rows, int]]:
     say which verdict each part begins with.
     """
     if source.frame is not None:
-        yield _to_rows(source.frame, source), source.last_step + 1
+        yield from _pieces(source.frame, source, source.last_step + 1)
         return
     paths = source.run.parts["drafts"]
     begins = [*(_first_verdict(path) for path in paths), np.inf]
     later = np.minimum.accumulate(begins[::-1])[::-1]
     waiting: pl.DataFrame | None = None
+    smoother = Smoother() if SMOOTHED in source.features else None
     for path, limit in zip(paths, later[1:], strict=True):
         frame = _read_part(path, source)
         if waiting is not None:
-            frame = pl.concat([waiting, frame])
+            frame = pl.concat([waiting, frame], how="diagonal")  # one may lack live_prediction
         if not frame["verify_step"].is_sorted():
             frame = frame.sort("verify_step", maintain_order=True)
         end = source.last_step + 1
@@ -101,39 +137,59 @@ def read_batches(source: Source) -> Iterator[tuple[Rows, int]]:
             windows = (int(limit) - source.first_step) // source.window
             end = source.first_step + windows * source.window
         cut = int(frame["verify_step"].search_sorted(end, side="left"))
-        yield _to_rows(frame[:cut], source), end
-        waiting = frame[cut:]
+        ready, waiting = frame[:cut], frame[cut:]
+        if smoother is not None:
+            ready = smoother.add(ready).filter(pl.col("accepted").is_not_null())
+        yield from _pieces(ready, source, end)
+
+
+def _pieces(frame: pl.DataFrame, source: Source, end: int) -> Iterator[tuple[Rows, int]]:
+    """Cut rows between windows into pieces whose arrays fit a processor's cache."""
+    steps = frame["verify_step"].to_numpy()
+    low = 0
+    while len(steps) - low > _PIECE:
+        windows = (int(steps[low + _PIECE]) - source.first_step) // source.window + 1
+        piece_end = source.first_step + windows * source.window
+        high = int(np.searchsorted(steps, piece_end))
+        yield _to_rows(frame[low:high], source), min(piece_end, end)
+        low = high
+    yield _to_rows(frame[low:], source), end
 
 
 def _first_verdict(path: str) -> float:
     if "://" in path:
         value = pl.scan_parquet(path).select(pl.col("verify_step").min()).collect().item()
         return np.inf if value is None else float(value)
-    footer = pq.read_metadata(path)
-    index = footer.schema.to_arrow_schema().names.index("verify_step")
-    begins = []
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(index).statistics
-        if statistics is None or (statistics.has_min_max is False and statistics.null_count == 0):
-            return -np.inf  # a writer without statistics: everything waits
-        if statistics.has_min_max:
-            begins.append(float(statistics.min))
-    return min(begins, default=np.inf)
+    bounds = _footer(path, "verify_step")
+    if bounds is None:
+        return -np.inf  # a writer without statistics: everything waits
+    return float(bounds[0]) if bounds else np.inf
 
 
 def _read_part(path: str, source: Source) -> pl.DataFrame:
     scan = pl.scan_parquet(path)
     present = scan.collect_schema().names()
-    absent = [name for name in source.features if name not in present]
+    columns = ["step", "verify_step", "position", "accepted", "excluded"]
+    columns += [name for name in source.features if name != SMOOTHED]
+    if SMOOTHED in source.features:
+        columns += [name for name in INPUTS if name not in columns]
+    absent = [name for name in columns if name not in present]
     if absent:
         raise InputError(f"{path}: lacks the column {absent[0]} that the replay reads")
-    columns = ["step", "verify_step", "position", "accepted", "excluded", *source.features]
-    columns += ["live_prediction"] if "live_prediction" in present else []
-    return (
-        scan.filter(pl.col("accepted").is_not_null() & pl.col("verify_step").is_not_null())
-        .select(columns)
-        .collect()
-    )
+    if "live_prediction" in present and _footer(path, "live_prediction") != ():
+        columns.append("live_prediction")
+    if SMOOTHED in source.features:
+        # Every draft has a confidence; one that is never graded has its turn with the next step.
+        due = pl.coalesce("verify_step", pl.col("step") + 1)
+        return scan.select(columns).with_columns(verify_step=due).collect()
+    labelled = pl.col("accepted").is_not_null() & pl.col("verify_step").is_not_null()
+    if "://" in path:
+        return scan.filter(labelled).select(columns).collect()
+    # Twice as fast as polars on one core, where it decodes before it filters.
+    table = pq.ParquetFile(path).read(columns, use_threads=False)
+    frame = pl.from_arrow(table.select(columns))
+    assert isinstance(frame, pl.DataFrame)
+    return frame.filter(labelled)
 
 
 def _to_rows(frame: pl.DataFrame, source: Source) -> Rows:
@@ -160,12 +216,17 @@ def _feature(frame: pl.DataFrame, name: str, source: Source) -> FloatArray:
     missing = column.filter(frame["excluded"] == 0).null_count()
     if missing:
         raise InputError(
-            f"{source.run.path}: column {name} is null on {missing} labelled rows, so no "
-            "estimator can learn from it"
+            f"{source.run.path}: column {column_of(name)} is null on {missing} labelled rows, so "
+            "no estimator can learn from it"
         )
     raw = column.cast(pl.Float64).to_numpy()
     quantise = source.float32 and name == "logit_qmax"
     return stored_feature(raw, float32=quantise)
+
+
+def column_of(feature: str) -> str:
+    """Return the column of the log that a feature is made of."""
+    return "confidence" if feature == SMOOTHED else feature
 
 
 def no_rows(source: Source) -> Rows:

@@ -14,6 +14,7 @@ from draftlab.online.estimator import (
     Labels,
     Refit,
 )
+from draftlab.online.smoothing import SMOOTHED
 from draftlab.online.vllm import (
     EARLY,
     Constants,
@@ -30,6 +31,8 @@ MAX_STEP = 1.0
 DECAY = 0.7
 """Weight that a round keeps in the next one under the decayed rule."""
 NEWTON_STEPS = 5
+NEVER = 2**62
+"""Refit interval of what never refits, in steps."""
 
 
 @dataclass
@@ -106,7 +109,7 @@ class SeveralStepsEstimator(VllmEstimator):
             self.statistics.clear()
             for rows in self._rows:
                 logit = self.slope * rows.feature + self.intercepts[rows.position]
-                self.statistics.add(replace(rows, logit=logit))
+                self.statistics.add(replace(rows, logit=logit, prediction=None))
             step = newton_step(self.statistics, self.slope, self.constants)
             self.slope += step.slope_step
             self.intercepts = self.intercepts + step.intercept_step
@@ -202,6 +205,27 @@ class OnlineTemperatures:
 
 
 @dataclass
+class HeadAsIs:
+    """The trained head's own log-odds: slope 1, no intercepts; it learns nothing."""
+
+    num_positions: int
+    constants: Constants = field(default_factory=Constants)
+
+    def __post_init__(self) -> None:
+        self.refit_interval = NEVER
+        self.slopes: FloatArray = np.ones(self.num_positions)
+        self.intercepts: FloatArray = np.zeros(self.num_positions)
+
+    def learn(self, labels: Labels) -> None:
+        """Pass over the labels."""
+
+    def refit(self) -> Refit:
+        """Stay."""
+        zeros = np.zeros(self.num_positions)
+        return Refit(zeros.astype(np.int64), 0.0, zeros)
+
+
+@dataclass
 class RiverLogistic:
     """Plain online logistic regression of river, by stochastic gradient, label by label."""
 
@@ -243,18 +267,25 @@ class RiverLogistic:
 class Entry:
     """An estimator by name."""
 
-    make: Callable[[int, Constants], Estimator]
+    make: Callable[..., Estimator]
+    """From K and the constants of the shipped rule, then the rival's own by name."""
     doc: str
     feature: str | None = None
     """The column it reads whatever the user chose; None: the chosen one."""
     every_label: bool = False
     """Learns from rows that are not eligible too, as vLLM does."""
+    own: tuple[str, ...] = ()
+    """Constants that it alone has."""
 
 
 ESTIMATORS: dict[str, Entry] = {
     "vllm": Entry(VllmEstimator, "vLLM's rule as shipped in 0.32 and 0.33", every_label=True),
-    "limited": Entry(LimitedEstimator, "vLLM's rule in a trust region of 1 nat a refit"),
-    "decayed": Entry(DecayedEstimator, "vLLM's rule with sums that decay by 0.7 a refit"),
+    "limited": Entry(
+        LimitedEstimator, "vLLM's rule in a trust region, 1 nat a refit", own=("max_step",)
+    ),
+    "decayed": Entry(
+        DecayedEstimator, "vLLM's rule with sums that decay, by 0.7 a refit", own=("decay",)
+    ),
     "several-steps": Entry(SeveralStepsEstimator, "five Newton steps on each round's rows"),
     "early-start": Entry(
         lambda K, c: VllmEstimator(
@@ -282,9 +313,16 @@ ESTIMATORS: dict[str, Entry] = {
     "online-sts": Entry(
         OnlineTemperatures, "online temperatures for the trained head", feature="confidence"
     ),
+    "head": Entry(HeadAsIs, "the trained head as it is", feature="confidence"),
+    "ema-head": Entry(
+        HeadAsIs, "the trained head, smoothed along each request by 0.8", feature=SMOOTHED
+    ),
     "river": Entry(RiverLogistic, "river's online logistic regression"),
     "running-rate": Entry(RunningRate, "floor: the rate of each position so far"),
 }
 """Estimators by name; `replay` adds the ceiling, an offline fit on the same rows."""
 
 DEFAULT_ESTIMATORS = ("vllm", "limited", "decayed", "several-steps", "running-rate")
+
+OWN_CONSTANTS = tuple(name for entry in ESTIMATORS.values() for name in entry.own)
+"""Constants of rivals alone; those of the shipped rule are `Constants`."""

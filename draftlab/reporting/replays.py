@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from draftlab.reporting.style import (
     COLOURS,
+    INK,
     MUTED,
     Drawing,
     add_legend,
@@ -18,9 +20,13 @@ from draftlab.reporting.style import (
 from draftlab.reporting.tables import format_number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
 
+    from draftlab.drifting import Drift
     from draftlab.replaying import Replay
 
 SUMMARY = (
@@ -28,6 +34,12 @@ SUMMARY = (
     "diverged", "cold_start_labels", "slope",
 )  # fmt: skip
 """Columns of the summary that are printed."""
+
+DISAGREEMENT = (
+    "run_a", "run_b", "estimator", "n_refits", "identical", "parted_step", "max_logit_difference",
+    "mean_logit_difference", "max_probability_difference",
+)  # fmt: skip
+"""Columns of the comparison of sibling runs that are printed."""
 
 _COLOURS = ("blue", "orange", "green", "purple", "red", "sky")
 _POSITIONS = ("blue", "sky", "green", "orange", "red", "purple")
@@ -43,6 +55,8 @@ def print_replay(result: Replay, console: Console) -> None:
         for line in lines:
             console.print(line, markup=False, highlight=False)
         print_table(rows.select(SUMMARY), console)
+    if len(result.disagreement):
+        print_table(result.disagreement.select(DISAGREEMENT), console)
     for note in result.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 
@@ -86,6 +100,12 @@ def plot_trajectory(replay: Replay) -> tuple[Figure, pl.DataFrame]:
         "run", "step", "position", "slope", "intercept", "overshoot"
     )
     figure = new_figure(3.4)
+    _draw_trajectory(figure, table)
+    return figure, table
+
+
+def _draw_trajectory(figure: Figure, table: pl.DataFrame) -> tuple[Axes, Axes]:
+    """Draw the slope above the intercepts; return both axes."""
     upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1, 2]})
     at_first = table.filter(position=0)
     upper.step(
@@ -103,7 +123,7 @@ def plot_trajectory(replay: Replay) -> tuple[Figure, pl.DataFrame]:
     lower.set_ylabel("intercept, nats")
     lower.set_xlabel("engine step")
     add_legend(figure, lower)
-    return figure, table
+    return upper, lower
 
 
 @styled
@@ -136,6 +156,132 @@ def plot_rolling(replay: Replay) -> tuple[Figure, pl.DataFrame]:
     axes.set_xlabel("first engine step of the window")
     add_legend(figure, axes)
     return figure, table
+
+
+@styled
+def plot_drift_trajectory(drift: Drift) -> tuple[Figure, pl.DataFrame]:
+    """Draw slope and intercepts of one rule over a scenario, with the switches marked.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: run, estimator, step, position, slope, intercept, overshoot; of vLLM's rule, or of
+        the first that was replayed.
+    """
+    names = drift.replay.coefficients["estimator"].unique(maintain_order=True).to_list()
+    name = "vllm" if "vllm" in names else names[0]
+    rows = drift.replay.coefficients.filter(estimator=name)
+    table = rows.with_columns(step=pl.col("step").fill_null(0)).select(
+        "run", "estimator", "step", "position", "slope", "intercept", "overshoot"
+    )
+    figure = new_figure(3.6)
+    upper, lower = _draw_trajectory(figure, table)
+    for axes in (upper, lower):
+        if np.abs(axes.dataLim.intervaly).max() > 20:  # the rule left the data: keep both in sight
+            axes.set_yscale("symlog", linthresh=1)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _mark_switches(axes, drift)
+    _name_segments(upper, drift)
+    return figure, table
+
+
+def plot_drift_loss(drift: Drift) -> tuple[Figure, pl.DataFrame]:
+    """Draw log-loss by window of every estimator over a scenario, with the switches marked.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: run, estimator, first_step, n, log_loss, ece, ece_null; the offline fit is one fit
+        to all of the scenario.
+    """
+    return _plot_drift(drift, "log_loss", "log-loss, nats")
+
+
+def plot_drift_ece(drift: Drift) -> tuple[Figure, pl.DataFrame]:
+    """Draw ECE by window of every estimator over a scenario, with the switches marked.
+
+    Returns
+    -------
+    Figure, DataFrame
+        As of `plot_drift_loss`.
+    """
+    return _plot_drift(drift, "ece", "ECE")
+
+
+@styled
+def _plot_drift(drift: Drift, column: str, label: str) -> tuple[Figure, pl.DataFrame]:
+    rows = drift.replay.metrics.filter(pl.col("window").is_not_null())
+    table = rows.select("run", "estimator", "first_step", "n", "log_loss", "ece", "ece_null")
+    figure, axes = new_axes(3.0)
+    names = [name for name in table["estimator"].unique(maintain_order=True) if name != "offline"]
+    for name, colour in zip(names, _cycle(_COLOURS), strict=False):
+        own = table.filter(estimator=name)
+        axes.plot(own["first_step"].to_list(), own[column].to_list(), color=COLOURS[colour],
+                  label=name, linewidth=1.2)  # fmt: skip
+    offline = table.filter(estimator="offline")
+    if len(offline):
+        axes.plot(offline["first_step"].to_list(), offline[column].to_list(), color=MUTED,
+                  label="offline", linewidth=0.9, linestyle="--")  # fmt: skip
+    low, high = (float(value) for value in axes.dataLim.intervaly)
+    if low > 0 and high > 5 * max(low, float(table[column].median() or low)):  # type: ignore[arg-type]
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda *_: "")
+    axes.set_ylabel(label)
+    axes.set_xlabel("first engine step of the window")
+    _mark_switches(axes, drift)
+    _name_segments(axes, drift)
+    add_legend(figure, axes)
+    return figure, table
+
+
+def _mark_switches(axes: Axes, drift: Drift) -> None:
+    for step, _ in drift.segments()[1:]:
+        axes.axvline(step, color=INK, linestyle="--", linewidth=0.8)
+
+
+def _name_segments(axes: Axes, drift: Drift) -> None:
+    """Write the traffic of each segment above its part of the axes; numbers where it is long."""
+    segments = drift.segments()
+    room = 60 // len(segments)
+    for index, (step, name) in enumerate(segments, start=1):
+        axes.annotate(
+            name if len(name) <= room else str(index), (step, 1), (2, 2), fontsize=8,
+            xycoords=("data", "axes fraction"), textcoords="offset points", color=INK,
+        )  # fmt: skip
+
+
+def recovery_table(drift: Drift) -> pl.DataFrame:
+    """Return the recovery after each switch as it is printed, a row per switch and estimator."""
+    return drift.recovery.select(
+        "switch_step",
+        change=pl.format("{} > {}", "before", "after"),
+        estimator="estimator",
+        recovery_steps=pl.col("recovery_steps").cast(pl.String).fill_null("not before the next"),
+        cost_nats="cost_nats",
+        log_loss="log_loss",
+        excess=pl.col("log_loss") - pl.col("offline_log_loss"),
+        ece="ece",
+        overshoots="overshoots",
+    )
+
+
+def describe_drift(drift: Drift) -> str:
+    """Return what a scenario was and how recovery is measured, in a few words."""
+    s = drift.settings
+    return (
+        f"{s['scenario']}, {s['proposals_per_step']} proposals a step, refit every "
+        f"{s['refit_interval']} steps; recovered: a window of {s['window']} steps within 0.01 nats "
+        "of the offline fit to the new traffic alone; cost: nats lost against it until then"
+    )
+
+
+def print_drift(drift: Drift, console: Console) -> None:
+    """Print the recovery after each switch."""
+    console.print(describe_drift(drift), markup=False, highlight=False)
+    print_table(recovery_table(drift), console)
+    for note in drift.replay.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _cycle(colours: tuple[str, ...]) -> tuple[str, ...]:
@@ -185,3 +331,58 @@ REPLAY_DRAWINGS: tuple[Drawing, ...] = (
     ),
 )
 """Figures of the report's replay section, in order."""
+
+
+def _drift_alt(column: str) -> Callable[[pl.DataFrame], str]:
+    def alt(table: pl.DataFrame) -> str:
+        worst = table.group_by("estimator", maintain_order=True).agg(
+            mean=(pl.col(column) * pl.col("n")).sum() / pl.col("n").sum(),
+            worst=pl.col(column).max(),
+        )
+        each = (
+            f"{name} {format_number(mean)}, at worst {format_number(high)}"
+            for name, mean, high in worst.rows()
+        )
+        return "Mean over the scenario and worst window: " + "; ".join(each) + "."
+
+    return alt
+
+
+def _drift_caption(table: pl.DataFrame) -> str:
+    first = table.filter(estimator=table["estimator"][0])
+    return f"{int(first['n'].sum()):,} drafts of run {table['run'][0]}, in another order."
+
+
+_SWITCHES = "Dashed lines: the traffic changes to what stands above. "
+
+DRIFT_DRAWINGS: tuple[Drawing, ...] = (
+    Drawing(
+        "drift-trajectory",
+        "Coefficients over a change of traffic",
+        plot_drift_trajectory,
+        lambda table: f"{table['estimator'][0]}, one step in the lines for each refit.",
+        _trajectory_alt,
+        _SWITCHES + "The rule follows a change from its next refit on. A red dotted line marks a "
+        "refit that moved a coefficient by more than 4 nats, further than the data reach; an axis "
+        "with values beyond 20 is logarithmic outside -1 to 1.",
+    ),
+    Drawing(
+        "drift-loss",
+        "Log-loss over a change of traffic",
+        plot_drift_loss,
+        _drift_caption,
+        _drift_alt("log_loss"),
+        _SWITCHES + "The lower the better; workloads differ in what can be reached. The grey line "
+        "is one fit to all of the scenario: a rule below it profits from following the traffic.",
+    ),
+    Drawing(
+        "drift-ece",
+        "ECE over a change of traffic",
+        plot_drift_ece,
+        _drift_caption,
+        _drift_alt("ece"),
+        _SWITCHES + "A peak behind a switch: the rule is sure of what held before. Small windows "
+        "show an ECE above zero even for a perfectly calibrated rule.",
+    ),
+)
+"""Figures of the report's drift section, in order; each takes a `draftlab.drifting.Drift`."""
