@@ -36,8 +36,9 @@ from draftlab.log.summary import proposals
 from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
-from draftlab.predictors.several import fit_several
+from draftlab.predictors.several import SeveralFit, fit_several
 from draftlab.refitting import refit
+from draftlab.threads import run_threads
 from draftlab.transfer import learning_table, transfer_table
 
 if TYPE_CHECKING:
@@ -379,9 +380,9 @@ def _slopes(ready: Prepared, grades: dict[str, Grade]) -> pl.DataFrame:
 def _several(cell: Cell, ready: Prepared, alone: Grade) -> pl.DataFrame:
     known = {predictor.name for predictor in ready.predictors}
     grades = {ADOPTED: alone}
-    for label, names in SETS.items():
-        if len(names) > 1 and set(names) <= known:
-            grades[label] = _grade_several(ready, names)
+    sets = {k: names for k, names in SETS.items() if len(names) > 1 and set(names) <= known}
+    graded_sets = run_threads(lambda names: _grade_several(ready, names), list(sets.values()))
+    grades |= dict(zip(sets, graded_sets, strict=True))
     table = difference_table(ready.rows, grades).filter(scope="overall")
     tables = []
     for label, graded in grades.items():
@@ -418,10 +419,15 @@ def _grade_several(ready: Prepared, names: Sequence[str]) -> Grade:
     rows = ready.rows
     features = np.stack([ready.features[name] for name in names], axis=1)
     logit = np.empty(len(rows.fold))
+    fit: SeveralFit | None = None
     for fold, held_out in enumerate(rows.fold_slices):
         train: Any = rows.fold != fold if rows.num_folds > 1 else slice(None)
         fit = fit_several(
-            features[train], rows.position[train], rows.accepted[train], rows.num_positions
+            features[train],
+            rows.position[train],
+            rows.accepted[train],
+            rows.num_positions,
+            start=fit,
         )
         logit[held_out] = fit.log_odds(features[held_out], rows.position[held_out])
     one = np.ones((rows.num_folds, rows.num_positions))

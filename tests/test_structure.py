@@ -148,6 +148,18 @@ def test_several_features_equal_statsmodels() -> None:
     assert same.weights[0] == pytest.approx(one.slope, abs=1e-6)
 
 
+def test_a_start_saves_steps_and_changes_nothing() -> None:
+    rng = np.random.default_rng(1)
+    features, position = rng.normal(size=(3000, 2)) * [1, 10], rng.integers(0, 3, 3000)
+    accepted = rng.random(3000) < expit(features @ [0.5, -0.1] + position - 1)
+    cold = fit_several(features, position, accepted, 4)
+    near = fit_several(features[300:], position[300:], accepted[300:], 4)
+    warm = fit_several(features, position, accepted, 4, start=near)
+    np.testing.assert_allclose(warm.weights, cold.weights, atol=1e-9)
+    np.testing.assert_allclose(warm.intercepts, cold.intercepts, atol=1e-9)
+    assert warm.iterations < cold.iterations
+
+
 def test_separable_features_are_named_and_held() -> None:
     features = np.array([[-2.0], [-1], [1], [2]])
     fit = fit_several(features, np.zeros(4, dtype=int), features[:, 0] > 0, 1)

@@ -17,7 +17,7 @@ from draftlab.predictors.logistic import (
 )
 
 if TYPE_CHECKING:
-    from draftlab.metrics import BoolArray, FloatArray
+    from draftlab.metrics import BoolArray, FloatArray, IntArray
 
 _MAX_HALVINGS = 40
 _RUNAWAY = 12.0
@@ -42,7 +42,12 @@ class SeveralFit:
 
 
 def fit_several(
-    features: FloatArray, position: Positions, accepted: BoolArray, num_positions: int
+    features: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    num_positions: int,
+    *,
+    start: SeveralFit | None = None,
 ) -> SeveralFit:
     """Fit logit p = w . f + b_k by maximum likelihood with damped Newton steps.
 
@@ -58,6 +63,8 @@ def fit_several(
     accepted : (n,) bool
     num_positions : int
         K.
+    start : SeveralFit, optional
+        A fit of nearly the same rows to begin from; saves steps, changes nothing else.
 
     Returns
     -------
@@ -88,15 +95,24 @@ def fit_several(
         raise ValueError("features must be finite: clamp or drop the rows first")
     centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    standard = (features - centre) / scale
-    fit = _newton(standard, position, accepted, num_positions, 1e-9 * len(features))
+    # a feature a row: sums over rows then run along memory
+    standard = np.ascontiguousarray(((features - centre) / scale).T)
+    codes = position.astype(np.intp)
+    cold = np.zeros(len(standard) + num_positions)
+    warm = cold if start is None else _standardised(start, centre, scale)
+    fit = _newton(standard, codes, accepted, warm, 1e-9 * len(features))
     if fit.status != "converged" or _runs_away(fit):
-        held = _newton(standard, position, accepted, num_positions, FALLBACK_RIDGE)
+        held = _newton(standard, codes, accepted, cold, FALLBACK_RIDGE)
         fit = SeveralFit(held.weights, held.intercepts, "separable", held.ridge, held.iterations)
     weights = fit.weights / scale
     present = np.bincount(position, minlength=num_positions) > 0
     intercepts = np.where(present, fit.intercepts - float(weights @ centre), np.nan)
     return SeveralFit(weights, intercepts, fit.status, fit.ridge, fit.iterations)
+
+
+def _standardised(fit: SeveralFit, centre: FloatArray, scale: FloatArray) -> FloatArray:
+    intercepts = np.nan_to_num(fit.intercepts + float(fit.weights @ centre))
+    return np.concatenate([fit.weights * scale, intercepts])
 
 
 def _runs_away(fit: SeveralFit) -> bool:
@@ -105,13 +121,12 @@ def _runs_away(fit: SeveralFit) -> bool:
 
 def _newton(
     features: FloatArray,
-    position: Positions,
+    position: IntArray,
     accepted: BoolArray,
-    num_positions: int,
+    start: FloatArray,
     ridge: float,
 ) -> SeveralFit:
-    d = features.shape[1]
-    beta = np.zeros(d + num_positions)
+    d, beta = len(features), start
     value, gradient, hessian = _derivatives(beta, features, position, accepted, ridge)
     for iteration in range(1, MAX_ITERATIONS + 1):
         step = np.linalg.solve(hessian, gradient)
@@ -128,25 +143,24 @@ def _newton(
 
 
 def _derivatives(
-    beta: FloatArray, features: FloatArray, position: Positions, accepted: BoolArray, ridge: float
+    beta: FloatArray, features: FloatArray, position: IntArray, accepted: BoolArray, ridge: float
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return penalised log-likelihood, its gradient and minus its Hessian."""
-    d, size = features.shape[1], len(beta)
+    """Return penalised log-likelihood, its gradient and minus its Hessian; features are (d, n)."""
+    d, size = len(features), len(beta)
     num_positions = size - d
-    logit = features @ beta[:d] + beta[d:][position]
+    logit = beta[:d] @ features + beta[d:][position]
     prob = expit(logit)
     residual, weight = accepted - prob, prob * (1 - prob)
-    weighted = features * weight[:, None]
-    cross = np.stack([np.bincount(position, column, num_positions) for column in weighted.T])
+    weighted = features * weight
+    cross = np.stack([np.bincount(position, row, num_positions) for row in weighted])
     hessian = np.zeros((size, size))
-    hessian[:d, :d] = weighted.T @ features
+    hessian[:d, :d] = weighted @ features.T
     hessian[:d, d:] = cross
     hessian[d:, :d] = cross.T
     hessian[d:, d:] = np.diag(np.bincount(position, weight, num_positions))
     hessian += max(ridge, 1e-12) * np.eye(size)
-    gradient = np.concatenate(
-        [features.T @ residual, np.bincount(position, residual, num_positions)]
-    )
-    loss = np.logaddexp(0.0, np.where(accepted, -logit, logit)).sum()
-    value = -float(loss) - ridge / 2 * float(beta @ beta)
+    gradient = np.concatenate([features @ residual, np.bincount(position, residual, num_positions)])
+    # log(1 + e^x) as max(x, 0) + log1p(e^-|x|): several times faster than logaddexp
+    loss = np.where(accepted, -logit, logit).clip(0) + np.log1p(np.exp(-np.abs(logit)))
+    value = -float(loss.sum()) - ridge / 2 * float(beta @ beta)
     return value, gradient - ridge * beta, hessian
