@@ -178,8 +178,7 @@ def plot_drift_trajectory(drift: Drift) -> tuple[Figure, pl.DataFrame]:
     upper, lower = _draw_trajectory(figure, table)
     for axes in (upper, lower):
         if np.abs(axes.dataLim.intervaly).max() > 20:  # the rule left the data: keep both in sight
-            axes.set_yscale("symlog", linthresh=1)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            _set_wide_scale(axes, 1.0)
         _mark_switches(axes, drift)
     _name_segments(upper, drift)
     return figure, table
@@ -210,29 +209,41 @@ def plot_drift_ece(drift: Drift) -> tuple[Figure, pl.DataFrame]:
 
 @styled
 def _plot_drift(drift: Drift, column: str, label: str) -> tuple[Figure, pl.DataFrame]:
-    rows = drift.replay.metrics.filter(pl.col("window").is_not_null())
+    # The last verdict comes one step behind the scenario, in a window of its own.
+    ends = pl.col("first_step") + drift.settings["window"]
+    rows = drift.replay.metrics.filter(ends <= sum(segment.steps for segment in drift.scenario))
     table = rows.select("run", "estimator", "first_step", "n", "log_loss", "ece", "ece_null")
     figure, axes = new_axes(3.0)
     names = [name for name in table["estimator"].unique(maintain_order=True) if name != "offline"]
-    for name, colour in zip(names, _cycle(_COLOURS), strict=False):
+    for index, (name, colour) in enumerate(zip(names, _cycle(_COLOURS), strict=False)):
         own = table.filter(estimator=name)
         axes.plot(own["first_step"].to_list(), own[column].to_list(), color=COLOURS[colour],
-                  label=name, linewidth=1.2)  # fmt: skip
+                  label=name, linewidth=1.2, zorder=3 - index / len(names))  # fmt: skip
     offline = table.filter(estimator="offline")
     if len(offline):
         axes.plot(offline["first_step"].to_list(), offline[column].to_list(), color=MUTED,
                   label="offline", linewidth=0.9, linestyle="--")  # fmt: skip
-    low, high = (float(value) for value in axes.dataLim.intervaly)
-    if low > 0 and high > 5 * max(low, float(table[column].median() or low)):  # type: ignore[arg-type]
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda *_: "")
+    if axes.dataLim.y1 > 5 * float(table[column].median() or np.inf):  # type: ignore[arg-type]
+        _set_wide_scale(axes, 0.1)
     axes.set_ylabel(label)
     axes.set_xlabel("first engine step of the window")
     _mark_switches(axes, drift)
     _name_segments(axes, drift)
     add_legend(figure, axes)
     return figure, table
+
+
+def _set_wide_scale(axes: Axes, linear: float) -> None:
+    """Make the vertical axis logarithmic outside +-``linear``, with few ticks."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
+    low, high = (float(value) for value in axes.dataLim.intervaly)
+    axes.set_yscale("symlog", linthresh=linear)
+    axes.set_ylim(3 * min(low, 0.0), 3 * max(high, linear))
+    locator = SymmetricalLogLocator(base=10, linthresh=linear)
+    locator.set_params(numticks=5)
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _mark_switches(axes: Axes, drift: Drift) -> None:
@@ -258,7 +269,7 @@ def recovery_table(drift: Drift) -> pl.DataFrame:
         change=pl.format("{} > {}", "before", "after"),
         estimator="estimator",
         recovery_steps=pl.col("recovery_steps").cast(pl.String).fill_null("not before the next"),
-        cost_nats="cost_nats",
+        cost_nats=pl.col("cost_nats").round().cast(pl.Int64, strict=False),
         log_loss="log_loss",
         excess=pl.col("log_loss") - pl.col("offline_log_loss"),
         ece="ece",
@@ -372,8 +383,10 @@ DRIFT_DRAWINGS: tuple[Drawing, ...] = (
         plot_drift_loss,
         _drift_caption,
         _drift_alt("log_loss"),
-        _SWITCHES + "The lower the better; workloads differ in what can be reached. The grey line "
-        "is one fit to all of the scenario: a rule below it profits from following the traffic.",
+        _SWITCHES
+        + "The lower the better; workloads differ in what can be reached. Where lines lie "
+        "on one another the first in the legend is on top. The grey line is one fit to all of the "
+        "scenario: a rule below it profits from following the traffic.",
     ),
     Drawing(
         "drift-ece",
