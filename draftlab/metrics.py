@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.fft import dct, idct
+from scipy.ndimage import gaussian_filter1d
 from scipy.special import erf, expit
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _HALF_NORMAL_THIRD = float(_HALF_NORMAL_MEAN * (4 / np.pi - 1))
 _Z95 = 1.6448536269514722
 _MANY_BINS = 10_000
 _GRID = 4096
+_CURVE_POINTS = 256
 _BANDWIDTH_STEP = 1e-6
 
 
@@ -385,6 +387,59 @@ def smooth_ece(y: npt.ArrayLike, prob: npt.ArrayLike, *, bandwidth: float | None
         else:
             low = middle
     return _smoothed_error(spectrum, high)
+
+
+class SmoothCurve(NamedTuple):
+    """What is observed against what was predicted, without bins."""
+
+    prob: FloatArray
+    """(m,): predictions, an even grid inside (0, 1)."""
+    rate: FloatArray
+    """(m,): smoothed share of accepted rows; NaN where no row is near."""
+    density: FloatArray
+    """(m,): rows per unit of prediction, smoothed alike, with integral 1."""
+
+
+def smooth_curve(y: npt.ArrayLike, prob: npt.ArrayLike, *, bandwidth: float) -> SmoothCurve:
+    """Return the calibration curve under the kernel of `smooth_ece`: a Gaussian reflected at 0, 1.
+
+    Parameters
+    ----------
+    y : (n,) bool
+    prob : (n,) float64
+        Predicted probability of acceptance.
+    bandwidth : float
+        Of the kernel; `smooth_ece` itself is the one that Blasiok and Nakkiran draw with.
+
+    Returns
+    -------
+    SmoothCurve
+        On 256 points; the kernel is cut at four bandwidths.
+
+    Raises
+    ------
+    ValueError
+        As in `smooth_ece`.
+
+    Examples
+    --------
+    >>> curve = smooth_curve([True, False, True, True], [0.5, 0.5, 0.5, 0.5], bandwidth=0.1)
+    >>> curve.rate[128].round(3).item(), bool(np.isnan(curve.rate[0]))
+    (0.75, True)
+    """
+    label, values = _check_prob(y, prob)
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    inside = np.minimum((values * _CURVE_POINTS).astype(np.int64), _CURVE_POINTS - 1)
+    rows = np.bincount(inside, minlength=_CURVE_POINTS).astype(np.float64)
+    accepted = np.bincount(inside[label], minlength=_CURVE_POINTS).astype(np.float64)
+    smoothed, smoothed_accepted = (
+        gaussian_filter1d(counts, bandwidth * _CURVE_POINTS, mode="reflect", truncate=4.0)
+        for counts in (rows, accepted)
+    )
+    grid = (np.arange(_CURVE_POINTS) + 0.5) / _CURVE_POINTS
+    density = divide(smoothed * _CURVE_POINTS, np.float64(len(values)))
+    return SmoothCurve(grid, divide(smoothed_accepted, smoothed), density)
 
 
 def _residual_spectrum(label: BoolArray, values: FloatArray) -> FloatArray:

@@ -119,6 +119,7 @@ class _Options(NamedTuple):
     cap: int | None
     seed: int
     by_dataset: bool
+    regret: bool = True
 
 
 class _Tables(NamedTuple):
@@ -137,6 +138,7 @@ def simulate(
     concurrencies: Sequence[int] = CONCURRENCIES,
     cap: int | None = None,
     by_dataset: bool = True,
+    regret: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
 ) -> Simulation:
@@ -159,6 +161,8 @@ def simulate(
         Largest budget of a step.
     by_dataset : bool
         Also run each dataset alone.
+    regret : bool
+        Also split what is lost to the oracle into ranking and calibration; about half the time.
     seed : int
         Of the batches. All policies meet the same ones.
     out : path, optional
@@ -186,7 +190,7 @@ def simulate(
     >>> bool(best["gain"][0] > 0.02)
     True
     """
-    options = _check(cost, concurrencies, cap, seed, by_dataset)
+    options = _check(cost, concurrencies, cap, seed, by_dataset)._replace(regret=regret)
     opened = open_any(log)
     specs = _specs(policies, predictors)
     jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
@@ -383,7 +387,7 @@ def _run_batch(
             }
         )
     tables.gains.extend(_gains(place, batch, found, figures))
-    if batch.concurrency == _regret_at(options):
+    if options.regret and batch.concurrency == _regret_at(options):
         tables.regret.extend(_regret(place, runner, batch, found))
 
 

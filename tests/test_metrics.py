@@ -379,3 +379,28 @@ def test_results_are_python_floats() -> None:
     values = [f(y, prob) for f in (metrics.auc, metrics.log_loss, metrics.brier, metrics.ece)]
     values += [metrics.ece_debiased(y, prob), *metrics.ece_null(prob)]
     assert {type(value) for value in values} == {float}
+
+
+def test_the_smooth_curve_is_a_reflected_kernel_average() -> None:
+    rng = np.random.default_rng(0)
+    prob = rng.beta(4, 2, 400)
+    y = rng.random(400) < prob**2
+    curve = metrics.smooth_curve(y, prob, bandwidth=0.05)
+    # brute force: every row and its images behind 0 and 1, the kernel cut at four bandwidths
+    images = np.concatenate([prob, -prob, 2 - prob])
+    gap = (curve.prob[:, None] - images[None, :]) / 0.05
+    weight = np.where(np.abs(gap) <= 4, np.exp(-(gap**2) / 2), 0.0)
+    wanted = (weight * np.tile(y, 3)).sum(axis=1) / weight.sum(axis=1)
+    near = weight.sum(axis=1) > 1
+    np.testing.assert_allclose(curve.rate[near], wanted[near], atol=0.01)  # grid of 256
+    assert curve.density.mean() == pytest.approx(1, abs=1e-9)
+
+
+def test_the_smooth_curve_of_a_calibrated_predictor_lies_on_the_diagonal() -> None:
+    rng = np.random.default_rng(1)
+    prob = rng.uniform(0.1, 0.9, 200_000)
+    curve = metrics.smooth_curve(rng.random(200_000) < prob, prob, bandwidth=0.02)
+    inside = (curve.prob > 0.2) & (curve.prob < 0.8)
+    np.testing.assert_allclose(curve.rate[inside], curve.prob[inside], atol=0.02)
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        metrics.smooth_curve([True], [0.5], bandwidth=0.0)
