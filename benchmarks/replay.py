@@ -27,9 +27,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-for _name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 import numpy as np
 import polars as pl
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
-from draftlab.drifting import Segment, build_scenario, drift, parse_scenario
+from draftlab.drifting import Segment, build_scenario, default_scenario, drift, parse_scenario
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
+from draftlab.online.smoothing import SMOOTHED, Smoother
 from draftlab.online.vllm import Constants
-from draftlab.replaying import Settings
+from draftlab.replaying import Settings, replay
 from draftlab.sweeping import parse_grid, sweep
 from draftlab.synth import synth_log
 
@@ -100,6 +102,47 @@ def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
     written = pl.read_parquet(tmp_path / "replay-drift" / "recovery.parquet")
     assert written.equals(result.recovery)
     assert json.loads((tmp_path / "replay-drift" / "result.json").read_text())["settings"]
+
+
+def test_the_default_scenario_is_the_easiest_workload_the_hardest_and_back(run: Path) -> None:
+    names = [segment.name for segment in default_scenario(run, steps=30)]
+    assert names == ["easy", "hard", "easy"]
+    settings = Settings(("vllm",), constants=Constants(refit_interval=10))
+    result = drift(run, settings=settings, proposals_per_step=8)
+    assert [segment.steps for segment in result.scenario] == [50, 50, 50]
+    assert result.segments() == [(0, "easy"), (50, "hard"), (100, "easy")]
+    assert result.recovery["switch_step"].to_list() == [50, 100]
+
+
+def test_one_workload_is_no_scenario(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs two workloads with labels, found 1"):
+        default_scenario(synth_log(tmp_path, num_requests=10))
+
+
+def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) -> None:
+    """Proposals are cut apart and mixed; each keeps the smoothed confidence that it had live."""
+    shutil.copytree(run, tmp_path / "log")
+    for part in (tmp_path / "log" / "drafts").glob("*.parquet"):
+        drafts = pl.read_parquet(part)
+        drafts.with_columns(confidence=pl.col("logit_qmax").clip(-9, 9)).write_parquet(part)
+    [opened] = open_log(tmp_path / "log").runs
+    features = ["confidence", SMOOTHED]
+    frame = build_scenario(opened, parse_scenario("easy@9 > hard@9"), features, 8)
+    rows = opened.scan("drafts").sort("step", "slot", "position").collect()
+    wanted = set(Smoother().add(rows).select("confidence", SMOOTHED).rows())
+    assert set(frame.select("confidence", SMOOTHED).rows()) <= wanted
+
+
+def test_a_rivals_own_constant_is_swept(run: Path) -> None:
+    grid = parse_grid(["decay=0,0.9 damping=0,50"])
+    table = sweep([run], grid, estimator="decayed", processes=1)
+    assert table.select("decay", "damping").rows() == [(0, 0), (0, 50), (0.9, 0), (0.9, 50)]
+    # Without memory the decayed rule is the shipped one.
+    settings = Settings(("vllm",), excluded=False)
+    vllm = replay(run, settings=settings).summary.filter(estimator="vllm")
+    assert table["log_loss"][1] == pytest.approx(vllm["log_loss"].item(), abs=1e-12)
+    with pytest.raises(InputError, match="vllm has no constant max_step: only limited has it"):
+        sweep([run], parse_grid(["max-step=1,2"]))
 
 
 def test_a_sweep_replays_every_combination(run: Path) -> None:

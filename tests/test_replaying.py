@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
@@ -121,6 +122,52 @@ def test_a_late_label_counts_with_the_prediction_of_its_draft_time(tmp_path: Pat
     assert moved["intercept"].item() < -0.2
 
 
+def test_pieces_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are taken in pieces that fit a cache; with the label's window cut at the same places."""
+    folder = golden_log("b_drift", tmp_path)
+    settings = Settings(("vllm", "running-rate"), constants=constants("b_drift"), window=10)
+    whole = replay(folder, settings=settings)
+    monkeypatch.setattr("draftlab.online.replay_rows._PIECE", 37)
+    pieces = replay(folder, settings=settings)
+    for name in ("coefficients", "metrics"):
+        ours, theirs = getattr(pieces, name), getattr(whole, name)
+        assert_frame_equal(ours, theirs, abs_tol=1e-12)
+
+
+def test_window_figures_are_those_of_the_rows(tmp_path: Path) -> None:
+    """The windows of the first round are graded as sklearn grades the start values' predictions."""
+    from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
+    folder = golden_log("b_drift", tmp_path)
+    settings = Settings(("vllm",), constants=constants("b_drift"), window=10, offline=False)
+    metrics = replay(folder, settings=settings).metrics
+    drafts = pl.read_parquet(GOLDEN / "b_drift.drafts.parquet").filter(pl.col("labelled"))
+    for window in (0, 1):
+        rows = drafts.filter(pl.col("verify_step") // 10 == window)
+        z = 0.5 * rows["feature"].to_numpy().astype(np.float64) - 0.2
+        y, p = rows["accepted"].to_numpy(), 1 / (1 + np.exp(-z))
+        row = metrics.filter(window=window).row(0, named=True)
+        assert (row["n"], row["n_accepted"]) == (len(y), y.sum())
+        assert row["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-12)
+        assert row["brier"] == pytest.approx(brier_score_loss(y, p), abs=1e-12)
+        assert row["auc"] == pytest.approx(roc_auc_score(y, z), abs=1e-12)
+        assert row["mean_prediction"] == pytest.approx(p.mean(), abs=1e-12)
+
+
+def test_a_part_without_live_predictions_follows_one_with_them(tmp_path: Path) -> None:
+    live = proposal(0, [True, False], live_prediction=[0.6, 0.5])
+    rows = [live, *(proposal(s, [True, False]) for s in range(1, 30))]
+    folder = write_log(tmp_path, rows)
+    [only] = folder.glob("drafts/*.parquet")
+    table = pl.read_parquet(only)
+    only.unlink()
+    for number, (low, high) in enumerate(((0, 20), (20, 60))):
+        table[low:high].write_parquet(folder / "drafts" / f"part-{number:05d}.parquet")
+    result = replay(folder, settings=Settings(("vllm",), window=7))
+    assert result.summary["n"].to_list() == [60, 60]
+    assert result.summary["live_error"][0] == pytest.approx(abs(0.6 - 1 / (1 + np.exp(0.7))))
+
+
 def drifting_log(folder: Path, rates: list[tuple[int, float]], *, per_step: int = 40) -> Path:
     """Write K = 1 traffic whose acceptance rate changes abruptly, whatever the feature."""
     generator = np.random.default_rng(7)
@@ -226,9 +273,9 @@ def test_the_offline_fit_is_the_evaluations(tmp_path: Path) -> None:
 def test_results_are_written_as_tidy_tables(tmp_path: Path) -> None:
     folder = golden_log("c_sparse_deep", tmp_path / "log")
     result = replay(folder, settings=Settings(("vllm",)), out=tmp_path / "out")
-    for name in ("coefficients", "metrics", "summary"):
+    for name in ("coefficients", "metrics", "summary", "disagreement"):
         table = pl.read_parquet(tmp_path / "out" / "replay" / f"{name}.parquet")
-        assert {"run", "pair", "drafting"} <= set(table.columns)
+        assert {"pair", "drafting"} <= set(table.columns)
         assert table.equals(getattr(result, name))
     content = json.loads((tmp_path / "out" / "replay" / "result.json").read_text())
     assert content["command"] == "replay"
@@ -242,6 +289,11 @@ def test_results_are_written_as_tidy_tables(tmp_path: Path) -> None:
         (Settings(constants=Constants(refit_interval=0)), "refit_interval must be >= 1"),
         (Settings(constants=Constants(damping=-1.0)), "damping must be >= 0"),
         (Settings(window=0), "window must be >= 1"),
+        (Settings(own={"decay": 1.5}), "decay must lie in"),
+        (Settings(("limited",), own={"max_step": 0.0}), "max_step must be > 0"),
+        (Settings(("vllm",), own={"decay": 0.5}), "vllm has no constant decay: only decayed has"),
+        (Settings(own={"speed": 1.0}), "no estimator has it"),
+        (Settings(("ema-head",)), "column confidence is null on"),
         (Settings(("online-sts",)), "column confidence is null on"),
     ],
 )

@@ -38,10 +38,11 @@ def count_wins(y: BoolArray, score: FloatArray, starts: IntArray) -> IntArray:
     >>> count_wins(y, np.array([2.0, 1.0, 1.0, 1.0]), np.array([0, 2])).tolist()
     [2, 1]
     """
-    bits = np.clip(score + 0.0, -_LARGEST, _LARGEST).view(np.int64)  # + 0.0: no negative zero
+    keys = score + 0.0  # a copy, without negative zeros
+    np.clip(keys, -_LARGEST, _LARGEST, out=keys)
+    bits = keys.view(np.int64)
     bits &= -2
-    bits |= y
-    keys = bits.view(np.float64)
+    bits |= y.view(np.int8).astype(np.int64)
     wins = np.empty(len(starts), dtype=np.int64)
     for window, (start, stop) in enumerate(pairwise([*starts.tolist(), len(y)])):
         keys[start:stop].sort()
@@ -51,12 +52,14 @@ def count_wins(y: BoolArray, score: FloatArray, starts: IntArray) -> IntArray:
 
 def _wins_of_sorted(bits: IntArray) -> int:
     """Sum the rejected rows below each accepted one, then put the tied pairs right."""
-    ranks = np.flatnonzero(bits & 1)
-    wins = 2 * (int(ranks.sum()) - len(ranks) * (len(ranks) - 1) // 2)
+    label = bits & 1
+    n = int(label.sum())
+    wins = 2 * int(label @ np.arange(len(bits))) - n * (n - 1)
     # Within a tie the sort puts one class first: all its pairs were won, or all lost. The scores
     # of neighbours are equal and their labels differ just where the bits differ by the last alone.
-    mixed = np.flatnonzero((bits[1:] ^ bits[:-1]) == 1)
-    if len(mixed):
+    border = (bits[1:] ^ bits[:-1]) == 1
+    if border.any():
+        mixed = np.flatnonzero(border)
         equal = np.flatnonzero(np.diff(bits))  # last row of each run of equal score and label
         run = np.searchsorted(equal, mixed)
         begin = np.append(-1, equal)[run] + 1

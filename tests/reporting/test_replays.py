@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 
+from draftlab.drifting import Drift, drift
 from draftlab.online.vllm import Constants
 from draftlab.replaying import Replay, Settings, replay
 from draftlab.reporting.replays import (
+    DRIFT_DRAWINGS,
     REPLAY_DRAWINGS,
+    plot_drift_ece,
+    plot_drift_loss,
+    plot_drift_trajectory,
     plot_rolling,
     plot_trajectory,
+    print_drift,
     print_replay,
+    recovery_table,
 )
 from draftlab.reporting.style import to_svg
 from draftlab.synth import synth_log
@@ -69,3 +77,60 @@ def test_printing_names_what_is_not_the_default(
     out = capsys.readouterr().out
     assert "not vLLM's default of 100" in " ".join(out.split())
     assert "running-rate" in out
+
+
+@pytest.fixture(scope="module")
+def drifted(tmp_path_factory: pytest.TempPathFactory) -> Drift:
+    """Nearly everything is accepted, then hardly anything: the shipped rule leaves the data."""
+    folder = tmp_path_factory.mktemp("drift")
+    run = synth_log(folder, num_requests=80, datasets={"easy": 8.0, "hard": -1.0})
+    settings = Settings(("vllm", "limited"), constants=Constants(refit_interval=20), window=10)
+    return drift(run, settings=settings, proposals_per_step=16)
+
+
+def test_drift_figures_mark_the_switches(drifted: Drift) -> None:
+    for plot in (plot_drift_trajectory, plot_drift_loss, plot_drift_ece):
+        figure, _ = plot(drifted)
+        for axes in figure.axes:
+            drawn = [np.asarray(line.get_xdata()) for line in axes.lines]
+            assert {100, 200} <= {x[0] for x in drawn if len(x) == 2}
+        assert [text.get_text() for text in figure.axes[0].texts] == ["easy", "hard", "easy"]
+
+
+def test_drift_figures_hold_the_windows_of_the_scenario(drifted: Drift) -> None:
+    for plot in (plot_drift_loss, plot_drift_ece):
+        _, table = plot(drifted)
+        assert table["first_step"].max() == 290
+        assert set(table["estimator"]) == {"vllm", "limited", "offline"}
+    _, table = plot_drift_trajectory(drifted)
+    wanted = drifted.replay.coefficients.filter(estimator="vllm")
+    assert table["intercept"].equals(wanted["intercept"])
+    assert table["overshoot"].any()
+
+
+def test_drift_figures_are_deterministic_and_described(drifted: Drift) -> None:
+    for drawing in DRIFT_DRAWINGS:
+        texts = []
+        for _ in range(2):
+            figure, table = drawing.plot(drifted)
+            texts.append(to_svg(figure, drawing.name, drawing.title, drawing.alt(table)))
+            assert drawing.caption(table)
+        assert texts[0] == texts[1]
+
+
+def test_the_recovery_table_says_what_did_not_recover(
+    drifted: Drift, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = recovery_table(drifted)
+    assert table.select("switch_step", "change", "estimator").rows() == [
+        (100, "easy > hard", "vllm"), (100, "easy > hard", "limited"),
+        (200, "hard > easy", "vllm"), (200, "hard > easy", "limited"),
+    ]  # fmt: skip
+    row = table.row(0, named=True)
+    assert row["recovery_steps"] == "not before the next"
+    assert row["overshoots"] > 0
+    assert row["excess"] > 1
+    print_drift(drifted, Console(width=120))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "easy@100 > hard@100 > easy@100, 16 proposals a step" in out
+    assert "moved a coefficient by more than" in out
