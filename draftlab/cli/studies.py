@@ -400,7 +400,9 @@ def _sweep(
     if json_out:
         print_json({"command": "replay", "sweep": to_records(table)})
     elif not quiet:
-        print_table(table.drop("run", "pair", "drafting", "estimator"), new_console())
+        from draftlab.reporting.sweeps import sweep_table
+
+        print_table(sweep_table(table), new_console())
 
 
 def _drift(

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from scipy.stats import rankdata
 
 from draftlab.log.files import replace_file
@@ -15,9 +16,22 @@ from draftlab.reporting.tables import format_number
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def sweep_table(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a sweep as it is printed: constants and what came out, whole numbers as such."""
+    whole = [
+        name
+        for name, dtype in table.schema.items()
+        if dtype.is_float() and (table[name] == table[name].round()).all()
+    ]
+    columns = [name for name in table.columns if name not in ("pair", "drafting", "estimator")]
+    if table["run"].n_unique() == 1:
+        columns.remove("run")
+    return table.select(columns).with_columns(pl.col(name).cast(pl.Int64) for name in whole)
+
 
 SWEPT = {"log_loss": "log-loss, nats", "regret": "regret, nats", "ece": "ECE"}
 """What a sweep is drawn in."""

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from draftlab.reporting.sweeps import SWEEP_DRAWING, plot_sweep, write_sweep
+from draftlab.reporting.sweeps import SWEEP_DRAWING, plot_sweep, sweep_table, write_sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +82,10 @@ def test_the_best_combination_is_named_for_who_cannot_see(values: list[float]) -
     _, drawn = plot_sweep(swept(damping=values, ridge=[0.001, 1.0]))
     best = drawn.sort("log_loss").row(0, named=True)
     assert f"damping {best['damping']:g}, ridge {best['ridge']:g}" in SWEEP_DRAWING.alt(drawn)
+
+
+def test_whole_constants_are_printed_as_such() -> None:
+    table = sweep_table(swept(refit_interval=[25.0, 100.0], ridge=[0.001, 1.0]))
+    assert table.columns[:3] == ["refit_interval", "ridge", "n"]
+    assert table["refit_interval"].dtype == pl.Int64
+    assert table["ridge"].to_list() == [0.001, 1.0, 0.001, 1.0]
