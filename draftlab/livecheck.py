@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 TOLERANCE = 0.03
 """Relative error that counts as agreement, whatever the standard error."""
+ORDERS = 16
+"""Other orders of the same requests that are rehearsed: how batches form and drain is chance too,
+and all requests of a step share it."""
 _FEATURES = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence")
 
 
@@ -35,7 +39,8 @@ class LiveCheck:
     table: pl.DataFrame
     """One row per measure (acceptance_length; verified_per_step, drafts sent a request; step_ms):
     measure, simulated, measured, difference (measured - simulated), standard_error (paired by
-    group; of step_ms by steps), relative, agrees (within 3 % or two standard errors)."""
+    group, and what another order of the requests would change on either side; of step_ms by
+    steps), relative, agrees (within 3 % or two standard errors)."""
     policy: str
     concurrency: int
     num_requests: int
@@ -86,11 +91,13 @@ def compare_live(
     one, other = (_single(log, name) for log, name in ((off, "off"), (live, "live")))
     _check_pair(one, other, admission)
     slots = int(other.steps.select(pl.col("num_requests").max()).collect().item())
-    simulated, times = _rehearse(one, admission, slots)
+    logged = _read(one)
+    others = _other_orders(logged, admission, slots)
+    simulated, times = _rehearse(logged, admission, slots)
     measured = _measure(other)
     rows = [
-        _compare("acceptance_length", simulated, measured, "emitted"),
-        _compare("verified_per_step", simulated, measured, "verified"),
+        _compare("acceptance_length", simulated, measured, others, "emitted"),
+        _compare("verified_per_step", simulated, measured, others, "verified"),
         _compare_times(times, other),
     ]
     shared = simulated.proposals.keys() & measured.proposals.keys()
@@ -132,9 +139,15 @@ def _check_pair(off: DraftLog, live: DraftLog, admission: AdaptiveVerification) 
         )
 
 
-def _rehearse(
-    off: DraftLog, admission: AdaptiveVerification, slots: int
-) -> tuple[_PerGroup, FloatArray]:
+class _Logged(NamedTuple):
+    """What a rehearsal runs on."""
+
+    groups: pl.Series
+    requests: Requests
+    drafts: Drafts
+
+
+def _read(off: DraftLog) -> _Logged:
     [cell, *others] = read_cells(off, list(_FEATURES))
     if others:
         raise InputError(f"run {cell.run}: mixes greedy and sampled requests")
@@ -167,16 +180,36 @@ def _rehearse(
         for name in _FEATURES
         if proposals.rows[name].null_count() < len(proposals.rows)
     }
-    drafts = Drafts(columns, proposals.accepted, proposals.bonus, proposals.labelled)
-    found = rehearse(requests, drafts, admission, slots=slots)
+    # The verdict as it was, not cut at the end of the request: rehearsed requests end elsewhere.
+    passed = proposals.passed
+    drafts = Drafts(columns, passed, np.ones_like(passed), np.minimum(passed + 1, K))
+    return _Logged(every["group"], requests, drafts)
+
+
+def _rehearse(
+    logged: _Logged, admission: AdaptiveVerification, slots: int
+) -> tuple[_PerGroup, FloatArray]:
+    found = rehearse(logged.requests, logged.drafts, admission, slots=slots)
     rows = pl.DataFrame(
         {
-            "group": every["group"].gather(found.request),
+            "group": logged.groups.gather(found.request),
             "verified": found.verified,
             "emitted": found.emitted,
         }
     )
     return _by_group(rows), found.step_ms
+
+
+def _other_orders(logged: _Logged, admission: AdaptiveVerification, slots: int) -> list[_PerGroup]:
+    """Rehearse the same requests in other orders, from the same state of the predictor."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(ORDERS):
+        order = rng.permutation(len(logged.groups))
+        requests = Requests(*(getattr(logged.requests, f.name)[order] for f in fields(Requests)))
+        shuffled = logged._replace(groups=logged.groups.gather(order), requests=requests)
+        found.append(_rehearse(shuffled, deepcopy(admission), slots)[0])
+    return found
 
 
 def _measure(live: DraftLog) -> _PerGroup:
@@ -205,7 +238,13 @@ def _by_group(proposals: pl.DataFrame) -> _PerGroup:
     return _PerGroup(*columns)
 
 
-def _compare(measure: str, simulated: _PerGroup, measured: _PerGroup, above: str) -> dict[str, Any]:
+def _compare(
+    measure: str,
+    simulated: _PerGroup,
+    measured: _PerGroup,
+    others: list[_PerGroup],
+    above: str,
+) -> dict[str, Any]:
     """Compare two ratios of sums over the same groups; the pairs share what a prompt does."""
     names = sorted(simulated.proposals.keys() | measured.proposals.keys())
     ratios, influences = [], []
@@ -221,6 +260,8 @@ def _compare(measure: str, simulated: _PerGroup, measured: _PerGroup, above: str
         influences.append(influence)
     G = len(names)
     spread = np.sum((influences[1] - influences[0]) ** 2) * G / max(G - 1, 1)
+    orders = [sum(getattr(o, above).values()) / sum(o.proposals.values()) for o in others]
+    spread += 2 * np.var(orders, ddof=1)
     return _row(measure, ratios[0], ratios[1], float(np.sqrt(spread)))
 
 

@@ -37,7 +37,7 @@ from draftlab.policies.replayed import (
     read_proposals,
     reordered,
 )
-from draftlab.policies.running import Job, Runner, base_predictors, make_jobs
+from draftlab.policies.running import ONLINE, Job, Runner, base_predictors, make_jobs
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.threads import run_threads
 
@@ -49,7 +49,15 @@ if TYPE_CHECKING:
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NUM_FOLDS = 5
 PREDICTORS_BY_DEFAULT = (
-    *("logit_qmax", "confidence", "qmax", "constant", "per_position", "online-vllm"),
+    *(
+        "logit_qmax",
+        "confidence",
+        "confidence-sts",
+        "qmax",
+        "constant",
+        "per_position",
+        "online-vllm",
+    ),
     *("hybrid", "oracle"),
 )
 """Under adaptive verification, where the log has their columns."""
@@ -473,7 +481,11 @@ def _regret(
     place: _Place, runner: Runner, batch: Batch, found: dict[Job, Sums]
 ) -> Iterator[dict[str, Any]]:
     """Split what adaptive verification loses to the oracle into ranking and calibration."""
-    jobs = [j for j in found if j.policy.name == "av" and j.predictor and "-" not in j.predictor]
+    jobs = [
+        job
+        for job in found
+        if job.policy.name == "av" and job.predictor and not job.predictor.startswith(ONLINE)
+    ]
     ceiling = next((j for j in jobs if j.predictor == "oracle"), None)
     if ceiling is None:
         return

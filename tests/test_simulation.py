@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,7 +233,7 @@ def test_losslessness_is_derived(result: Simulation) -> None:
 
 
 def test_every_default_is_there(result: Simulation) -> None:
-    jobs = [j for j in make_jobs(POLICIES_BY_DEFAULT, 5) if j.predictor != "confidence"]
+    jobs = [j for j in make_jobs(POLICIES_BY_DEFAULT, 5) if "confidence" not in (j.predictor or "")]
     rows = result.frontier.filter(pl.col("dataset").is_null(), concurrency=1)
     assert rows.height == len(jobs)
     assert set(result.frontier["dataset"]) == {None, "easy", "hard"}
@@ -393,3 +394,32 @@ def test_a_cost_table_from_the_steps_of_a_log(tmp_path: Path) -> None:
 def test_policies_are_documented() -> None:
     assert all(policy.doc and policy.name == name for name, policy in POLICIES.items())
     assert Job(POLICIES["av"], "qmax", None).name == "av/qmax"
+
+
+def test_sts_heals_an_overconfident_head_and_never_sees_its_own_fold(tmp_path: Path) -> None:
+    """A head three times too sure: the temperatures found are 3, and other folds' labels alone."""
+    rng = np.random.default_rng(3)
+    with LogWriter(tmp_path, METADATA | {"num_speculative_tokens": 3}) as log:
+        for request in range(500):
+            log.request(request, group=f"g{request}", dataset="x", temperature=1.0)
+            for step in range(4):
+                true = rng.normal(0.5, 1.0, 3)
+                alive = np.cumprod(rng.random(3) < 1 / (1 + np.exp(-true))).astype(bool)
+                seen = np.append(True, alive[:-1])
+                labels = [bool(a) if s else None for a, s in zip(alive, seen, strict=True)]
+                rows = proposal(4 * request + step, labels, request=request, confidence=3 * true)
+                log.step({"step": 4 * request + step}, rows)
+    [cell] = read_cells(open_log(log.folder), ["confidence"])
+    proposals = read_proposals(cell, ["confidence"], num_folds=5)
+    found = Predictions(proposals, [PREDICTORS["confidence"]])
+    raw, scaled = found.log_odds("confidence"), found.log_odds("confidence-sts")
+    inside = proposals.fold == 0
+    np.testing.assert_allclose((raw / scaled)[:, :2], 3.0, rtol=0.25)
+    flipped = replace(proposals, accepted=np.where(inside, 0, proposals.accepted))
+    other = Predictions(flipped, [PREDICTORS["confidence"]]).log_odds("confidence-sts")
+    np.testing.assert_array_equal(other[inside], scaled[inside])
+    assert not np.array_equal(other[~inside], scaled[~inside])
+    gains = simulate(log.folder, LOADED, predictors=["confidence", "confidence-sts"],
+                     concurrencies=[32]).gains  # fmt: skip
+    speed = dict(zip(gains["predictor"], gains["tokens_per_second"], strict=True))
+    assert speed["confidence-sts"] > speed["confidence"]

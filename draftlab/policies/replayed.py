@@ -11,6 +11,7 @@ import polars as pl
 from draftlab.errors import InputError
 from draftlab.folds import assign_folds
 from draftlab.policies.batches import Stream
+from draftlab.predictors.calibration import fit_sts
 from draftlab.predictors.survival import SURVIVAL, product
 from draftlab.schema import Excluded
 
@@ -29,6 +30,9 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 TRAINING_ROWS = 300_000
 """Rows that a fit uses at most; its coefficients are then good to about 0.01."""
 ISOTONIC_ROWS = 50_000
+STS_PROPOSALS = 50_000
+STS = "-sts"
+"""``NAME-sts``: an unfitted predictor behind sequential temperature scaling."""
 _AFTER_STOP = int(Excluded.AFTER_STOP)
 
 
@@ -40,6 +44,8 @@ class Proposals:
     """(P,): drafts emitted if all are sent."""
     bonus: IntArray
     """(P,): 1, or 0 where the request ends inside the drafts."""
+    passed: IntArray
+    """(P,): drafts that the verdict accepted, also behind the end of the request."""
     age: IntArray
     """(P,): proposals of the same request before this one."""
     requests: IntArray
@@ -133,6 +139,7 @@ def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Pro
     return Proposals(
         accepted=(label & ~stop).sum(axis=1),
         bonus=np.asarray(~stop.any(axis=1), dtype=np.int64),
+        passed=label.sum(axis=1),
         age=np.arange(len(head)) - np.repeat(starts, lengths),
         requests=head["request"].to_numpy()[starts],
         starts=starts,
@@ -168,7 +175,7 @@ class Predictions:
         """Whether the log lets this predictor be computed."""
         if name in SURVIVAL:
             return all(self.has(n) for n in (SURVIVAL[name].drawn, SURVIVAL[name].at_draw))
-        return name in self._usable
+        return name.removesuffix(STS) in self._usable
 
     def feature(self, name: str) -> FloatArray:
         """Return a predictor's feature (P, K); zeros for a floor."""
@@ -183,7 +190,9 @@ class Predictions:
     def log_odds(self, name: str) -> FloatArray:
         """Return conditional log-odds (P, K), fitted without the rows of the own fold."""
         if name not in self._log_odds:
-            self._log_odds[name] = self._fit(self._usable[name])
+            scaled = name.endswith(STS)
+            make = self._scale if scaled else self._fit
+            self._log_odds[name] = make(self._usable[name.removesuffix(STS)])
         return self._log_odds[name]
 
     def survival(self, name: str) -> Survivals:
@@ -220,6 +229,20 @@ class Predictions:
             )
             slopes, intercepts = _filled(fit)
             out[inside] = slopes * feature[inside] + intercepts
+        return out
+
+    def _scale(self, predictor: Predictor) -> FloatArray:
+        """Return log-odds over temperatures that were chosen without the own fold."""
+        log_odds, fold = self.log_odds(predictor.name), self._proposals.fold
+        # Behind the end of a request nobody knows what would have survived.
+        ended = (self._proposals.bonus == 0)[:, None] & ~self._labels
+        known = np.where(ended, np.nan, log_odds)
+        out = np.empty(self._shape)
+        for held_out in range(int(fold.max()) + 1):
+            inside = fold == held_out
+            train = np.flatnonzero(~inside if not inside.all() else inside)
+            train = train[:: max(1, len(train) // STS_PROPOSALS)]
+            out[inside] = log_odds[inside] / fit_sts(known[train], self._labels[train]).temperatures
         return out
 
 

@@ -12,6 +12,7 @@ from draftlab.errors import InputError
 from draftlab.online.rivals import ESTIMATORS
 from draftlab.online.vllm import Constants
 from draftlab.policies.batches import Rule, admit_adaptively, admit_online
+from draftlab.policies.replayed import STS
 from draftlab.policies.stopping import (
     draft_and_verify,
     fixed,
@@ -37,6 +38,8 @@ Reads = Literal["nothing", "survival", "conditional", "draw", "truth"]
 
 ONLINE = "online-"
 """Predictors ``online-NAME`` are the estimators of a replay, driving themselves."""
+SCALED = ("confidence", "qmax")
+"""Predictors that may stand behind sequential temperature scaling, as ``confidence-sts``."""
 _DRAWN = "logit_q_sampled"
 
 
@@ -124,7 +127,7 @@ def base_predictors(job: Job) -> list[str]:
         return [online_feature(job.predictor)]
     if job.predictor in SURVIVAL:
         return [SURVIVAL[job.predictor].drawn, SURVIVAL[job.predictor].at_draw]
-    return [job.predictor]
+    return [job.predictor.removesuffix(STS)]
 
 
 def reads_no_draw(predictor: str, drafting: Drafting) -> bool:
@@ -133,7 +136,7 @@ def reads_no_draw(predictor: str, drafting: Drafting) -> bool:
         predictor = online_feature(predictor)
     elif predictor in SURVIVAL:
         predictor = SURVIVAL[predictor].at_draw
-    return PREDICTORS[predictor].lossless(drafting)
+    return PREDICTORS[predictor.removesuffix(STS)].lossless(drafting)
 
 
 def make_jobs(specs: Sequence[str], num_positions: int) -> list[Job]:
@@ -166,7 +169,7 @@ def make_jobs(specs: Sequence[str], num_positions: int) -> list[Job]:
 def check_predictor(name: str, policy: Policy) -> None:
     """Raise InputError for a name that this policy cannot use."""
     online = [f"{ONLINE}{n}" for n in ESTIMATORS]
-    known = [*PREDICTORS]
+    known = [*PREDICTORS, *(f"{n}{STS}" for n in SCALED)]
     if policy.reads == "survival":
         known += [*SURVIVAL, *online]
     if name not in known:
