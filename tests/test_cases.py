@@ -12,7 +12,9 @@ import polars as pl
 import pytest
 
 from draftlab.errors import InputError
+from draftlab.hooks.plan import Facts
 from draftlab.log.checks import run_checks
+from draftlab.log.convert import convert
 from draftlab.log.reader import open_log
 from draftlab.log.summary import proposals, workloads
 from draftlab.schema import Excluded
@@ -88,3 +90,70 @@ def test_the_shift_meets_the_length_under_request_effects_too(
     chance = pl.col("accept_prob").cum_prod().over("step", "slot", order_by="position")
     expected = log.drafts.select(1 + chance.sum() / (pl.col("position") == 0).sum()).collect()
     assert expected.item() == pytest.approx(2.5, abs=0.02)
+
+
+def specspecs_files(folder: Path, acceptances: list[list[int]]) -> None:
+    """Write one sequence with these proposals, as the recorder does."""
+    pl.DataFrame(
+        {"run_id": ["r"], "sequence_id": [4], "prompt_token_ids": [[1, 2, 3]], "prompt_len": [3]}
+    ).write_parquet(folder / "sequences-0.parquet")
+    n = len(acceptances)
+    pl.DataFrame(
+        {
+            "run_id": ["r"] * n,
+            "sequence_id": [4] * n,
+            "step": range(n),
+            "draft_tokens": [[9] * len(flags) for flags in acceptances],
+            "acceptances": acceptances,
+            "k": [len(flags) for flags in acceptances],
+        }
+    ).write_parquet(folder / "drafts-0.parquet")
+
+
+def test_c12_the_repeated_token_is_no_draft(tmp_path: Path) -> None:
+    """Specspecs: from the second step on, the first logged draft repeats the last token."""
+    specspecs_files(tmp_path, [[1, 1, 0, 0], [1, 1, 1, 0]])
+    [run] = convert(tmp_path, tmp_path / "log", "specspecs", drafting="greedy", temperature=0.0)
+    log = open_log(run)
+    rows = log.drafts.sort("step", "position").collect()
+    assert rows["accepted"].to_list() == [True, True, False, None, True, True, False]
+    assert proposals(log).sort("step").collect()["num_accepted"].to_list() == [2, 2]
+    assert run_checks(log) == []
+
+
+def test_foreign_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no sequences-"):
+        convert(tmp_path, tmp_path / "log", "specspecs", drafting="greedy", temperature=0.0)
+    with pytest.raises(InputError, match="unknown format"):
+        convert(tmp_path, tmp_path / "log", "nothing", drafting="greedy", temperature=0.0)
+
+
+def test_c32_the_drawn_tokens_chance_is_looked_up_in_the_targets_vocabulary() -> None:
+    """Drafter ids 0, 1, 2 are target tokens 0, 5, 7; vLLM scatters the logits before sampling."""
+    torch = pytest.importorskip("torch")
+    logits = torch.full((1, 1, 8), -torch.inf)
+    logits[0, 0, [0, 5, 7]] = torch.tensor([0.2, 0.5, 0.3]).log()
+    assert hook_features(logits, token=5)["logit_q_sampled"] == pytest.approx(0.0, abs=1e-6)
+    assert hook_features(logits, token=7)["logit_q_sampled"] == pytest.approx(np.log(0.3 / 0.7))
+    assert hook_features(logits, token=1)["logit_q_sampled"] == -np.inf
+
+
+def test_c34_features_are_of_the_distribution_that_chose_the_token() -> None:
+    """TorchSpec #177: the unary head gave A 0.6, the selector chose B with 0.7."""
+    torch = pytest.importorskip("torch")
+    selector = torch.tensor([0.3, 0.7]).log()[None, None]
+    found = hook_features(selector, token=1)
+    assert found["logit_qmax"] == found["logit_q_sampled"] == pytest.approx(np.log(0.7 / 0.3))
+    assert Facts("DFlash2Speculator", "probabilistic").source == "candidates"
+    assert Facts("EagleSpeculator", "probabilistic").source == "head"
+
+
+def hook_features(logits: Any, *, token: int) -> dict[str, float]:
+    """Return the features of one row as the vLLM hook computes them."""
+    import torch
+
+    from draftlab.hooks.features import FEATURES, draft_features
+
+    out = torch.empty(1, 1, len(FEATURES))
+    draft_features(logits, torch.tensor([0]), torch.ones(1), torch.tensor([[token]]), out)
+    return dict(zip(FEATURES, out.flatten().tolist(), strict=True))

@@ -51,6 +51,22 @@ def inspect(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Folder of the foreign files.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the log; runs are added to it.")],
+    form: Annotated[str, typer.Option("--from", help="Format of the files.")] = "specspecs",
+    drafting: Annotated[str, typer.Option(help="greedy or probabilistic.")] = "probabilistic",
+    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
+    quiet: Quiet = False,
+) -> None:
+    """Write a foreign recording of drafts as a draft log."""
+    from draftlab.log.convert import convert as run
+
+    for folder in run(source, out, form, drafting=drafting, temperature=temperature):
+        say(f"wrote {folder}", quiet=quiet)
+
+
+@app.command()
 def evaluate(
     log: Logs,
     out: Out = None,
@@ -341,7 +357,8 @@ def replay(
         window=window,
     )
     if sweep:
-        _sweep(log, sweep, settings, processes, out=out, json_out=json_out, quiet=quiet)
+        chosen = estimator[0] if estimator else None
+        _sweep(log, sweep, chosen, settings, processes, out=out, json_out=json_out, quiet=quiet)
     elif scenario is not None:
         experiment = (scenario, repeat, proposals_per_step)
         _drift(opened, experiment, settings, out=out, json_out=json_out, quiet=quiet)
@@ -370,6 +387,7 @@ def _replay(
 def _sweep(
     log: list[str],
     grid: list[str],
+    estimator: str | None,
     settings: ReplaySettings,
     processes: int,
     *,
@@ -387,7 +405,7 @@ def _sweep(
         table = run(
             log,
             constants,
-            estimator=settings.estimators[0],
+            estimator=estimator,
             settings=settings,
             processes=processes,
             on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
@@ -402,6 +420,7 @@ def _sweep(
     elif not quiet:
         from draftlab.reporting.sweeps import sweep_table
 
+        say(f"{table['estimator'][0]}, by the constants swept", quiet=quiet)
         print_table(sweep_table(table), new_console())
 
 

@@ -215,7 +215,7 @@ def _selected(log: DraftLog) -> str | None:
 
 
 def _beyond_declared_length(log: DraftLog) -> str | None:
-    """A profile cut at the declared K tells another acceptance length than the run had."""
+    """Compare lengths: a profile cut at the declared K tells another one than the run had."""
     declared = {r.name: int(r.metadata["num_speculative_tokens"]) for r in log.runs}
     K = pl.col("run").replace_strict(declared, return_dtype=pl.Int64)
     kept = pl.col("accepted").fill_null(value=False)

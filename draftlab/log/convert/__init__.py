@@ -1,0 +1,50 @@
+"""Foreign formats of draft records into a draft log, one file each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftlab.errors import InputError
+from draftlab.log.convert import specspecs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONVERTERS: dict[str, Callable[..., list[Path]]] = {"specspecs": specspecs.read}
+"""By name: (source folder, log folder, drafting, temperature) -> folders of the runs written."""
+
+
+def convert(
+    source: str | Path, out: str | Path, form: str, *, drafting: str, temperature: float
+) -> list[Path]:
+    """Write foreign records as a draft log.
+
+    Parameters
+    ----------
+    source : path
+        Folder of the foreign files.
+    out : path
+        Folder of the log; runs are added to it.
+    form : str
+        Name in `CONVERTERS`.
+    drafting : {"greedy", "probabilistic"}
+        How the drafter drew its tokens, which such files do not say.
+    temperature : float
+        Of the requests; such files do not say it either.
+
+    Returns
+    -------
+    list of Path
+        Folders of the runs.
+
+    Raises
+    ------
+    InputError
+        An unknown format or drafting, or files that are not of this format.
+    """
+    if form not in CONVERTERS:
+        raise InputError(f"unknown format {form!r}; known: {', '.join(CONVERTERS)}")
+    if drafting not in ("greedy", "probabilistic"):
+        raise InputError(f"drafting must be greedy or probabilistic, got {drafting!r}")
+    return CONVERTERS[form](source, out, drafting=drafting, temperature=temperature)
