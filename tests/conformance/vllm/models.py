@@ -11,18 +11,18 @@ VOCAB = 256
 _STD = {"embed": 1.0, "head": 0.30, "matrix": 0.10, "second": 0.11}
 
 
-def make_pair(folder: Path) -> tuple[str, str]:
+def make_pair(folder: Path, *, vocab: int = VOCAB) -> tuple[str, str]:
     """Save target and drafter below a folder; return their paths."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    target = LlamaForCausalLM(_config(LlamaConfig, layers=2))
+    target = LlamaForCausalLM(_config(LlamaConfig, layers=2, vocab=vocab))
     with torch.no_grad():
         for name, weight in target.named_parameters():
             if weight.ndim == 2:
                 weight.normal_(std=_std(name))
-    drafter = LlamaForCausalLM(_config(LlamaConfig, layers=1))
+    drafter = LlamaForCausalLM(_config(LlamaConfig, layers=1, vocab=vocab))
     wanted = drafter.state_dict()
     drafter.load_state_dict({k: v for k, v in target.state_dict().items() if k in wanted})
     paths = []
@@ -46,9 +46,9 @@ def _make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def _config(kind: Any, layers: int) -> Any:
+def _config(kind: Any, *, layers: int, vocab: int) -> Any:
     return kind(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=layers,
