@@ -12,11 +12,11 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
-from draftlab.online.rivals import OWN_CONSTANTS
+from draftlab.online.rivals import ESTIMATORS, OWN_CONSTANTS
 from draftlab.replaying import OFFLINE, Settings, check_settings, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 SHIPPED = ("refit_interval", "damping", "ridge", "start_slope", "start_intercept")
@@ -51,7 +51,7 @@ def sweep(
     paths: Sequence[str | Path],
     grid: Mapping[str, Sequence[float]],
     *,
-    estimator: str = "vllm",
+    estimator: str | None = None,
     settings: Settings | None = None,
     processes: int = 2,
     on_done: Callable[[int, int], None] | None = None,
@@ -64,8 +64,8 @@ def sweep(
         Logs or runs.
     grid : mapping of constant to values
         Of `SWEEPABLE`.
-    estimator : str
-        Name in the table of estimators.
+    estimator : str, optional
+        Name in the table of estimators; the rival whose constant is swept, else ``vllm``.
     settings : Settings, optional
         Everything that is not swept.
     processes : int
@@ -80,7 +80,7 @@ def sweep(
         the swept constants, n, log_loss, ece, auc, regret (log-loss above the offline fit, nats),
         refits, refused, overshoots, diverged.
     """
-    base = replace(settings or Settings(), estimators=(estimator,))
+    base = replace(settings or Settings(), estimators=(estimator or _owner(grid),))
     jobs = [_job(base, combination) for combination in _combinations(grid)]
     for job in jobs:
         check_settings(job)
@@ -102,6 +102,12 @@ def sweep(
     ]
     first = ["run", "pair", "drafting", "estimator", *grid]
     return pl.concat(named).select(*first, pl.exclude(first))
+
+
+def _owner(names: Iterable[str]) -> str:
+    """Return the first estimator that alone has one of the constants; vLLM's rule otherwise."""
+    owners = (name for name, entry in ESTIMATORS.items() if set(entry.own) & set(names))
+    return next(owners, "vllm")
 
 
 def _combinations(grid: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:

@@ -137,6 +137,24 @@ def test_replay_sweeps(call: Callable[..., Outcome], log: Path) -> None:
     assert call("replay", log, "--sweep", "speed=3").code == 2
 
 
+def test_replay_sweeps_words_after_one_option_and_draws_them(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("replay", log, "--sweep", "refit-interval=5", "decay=0.5,1", "--out", tmp_path)
+    assert found.code == 0, found.err
+    assert "decayed, by the constants swept" in found.out
+    assert (tmp_path / "replay" / "sweep.svg").read_text().startswith("<svg xmlns=")
+    assert pl.read_parquet(tmp_path / "replay" / "sweep.parquet").height == 2
+
+
+def test_replay_runs_the_default_scenario(call: Callable[..., Outcome], log: Path) -> None:
+    found = call("replay", log, "--scenario", "default", "--refit-interval", 5)
+    assert found.code == 0, found.err
+    assert found.out.count("even") >= 2
+    content = json.loads(call("replay", log, "--scenario", "even@9 > odd@9", "--json").out)
+    assert content["settings"]["scenario"] == "even@9 > odd@9"
+
+
 def test_structure_prints_and_writes(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:

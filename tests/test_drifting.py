@@ -135,14 +135,15 @@ def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) ->
 
 def test_a_rivals_own_constant_is_swept(run: Path) -> None:
     grid = parse_grid(["decay=0,0.9 damping=0,50"])
-    table = sweep([run], grid, estimator="decayed", processes=1)
+    table = sweep([run], grid, processes=1)
+    assert table["estimator"].unique().to_list() == ["decayed"]
     assert table.select("decay", "damping").rows() == [(0, 0), (0, 50), (0.9, 0), (0.9, 50)]
     # Without memory the decayed rule is the shipped one.
     settings = Settings(("vllm",), excluded=False)
     vllm = replay(run, settings=settings).summary.filter(estimator="vllm")
     assert table["log_loss"][1] == pytest.approx(vllm["log_loss"].item(), abs=1e-12)
     with pytest.raises(InputError, match="vllm has no constant max_step: only limited has it"):
-        sweep([run], parse_grid(["max-step=1,2"]))
+        sweep([run], parse_grid(["max-step=1,2"]), estimator="vllm")
 
 
 def test_a_sweep_replays_every_combination(run: Path) -> None:

@@ -51,7 +51,7 @@ class WindowSums:
         labels = np.bincount(2 * bins + y, minlength=2 * size).reshape(-1, _BINS, 2)
         error = y - p
         # log(1 + e^-|z|) = -log(max(p, 1 - p)): the loss of `metrics.row_log_loss` without an exp
-        loss = np.maximum(np.where(y, -z, z), 0.0) - np.log(np.maximum(p, 1 - p))
+        loss = np.maximum((1.0 - 2.0 * y) * z, 0.0) - np.log(np.maximum(p, 1 - p))
 
         def by_bin(values: FloatArray) -> FloatArray:
             return metrics.sum_by(bins, values, size).reshape(-1, _BINS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from draftlab.online.estimator import FloatArray
 
 
-_PIECE = 60_000
+_PIECE = 30_000
 
 
 @dataclass(frozen=True)
