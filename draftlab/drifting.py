@@ -57,7 +57,8 @@ class Drift:
     """One row per estimator and switch: run, estimator, switch_step, before, after,
     recovery_steps (until a window is within 0.01 nats of the offline fit to the new traffic; null:
     not before the next switch), cost_nats (excess log-loss summed over the drafts until then),
-    log_loss and ece of the segment, offline_log_loss, overshoots in the segment."""
+    log_loss and ece over the segment's windows, offline_log_loss and offline_ece beside them,
+    overshoots in the segment."""
     replay: RunReplay
     """The replay of the whole scenario; its regret is against one fit to all of it."""
     scenario: tuple[Segment, ...]
@@ -292,7 +293,8 @@ def _recovery(
 _RECOVERY = {
     "switch_step": pl.Int64, "before": pl.String, "after": pl.String, "estimator": pl.String,
     "recovery_steps": pl.Int64, "cost_nats": pl.Float64, "n": pl.Int64, "log_loss": pl.Float64,
-    "offline_log_loss": pl.Float64, "ece": pl.Float64, "overshoots": pl.Int64,
+    "offline_log_loss": pl.Float64, "ece": pl.Float64, "offline_ece": pl.Float64,
+    "overshoots": pl.Int64,
 }  # fmt: skip
 
 
@@ -302,7 +304,8 @@ def _recover(
     start, end = steps
     inside = pl.col("first_step").is_between(start, end - window)
     own = whole.metrics.filter((pl.col("estimator") == name) & inside)
-    joined = own.join(offline.select("window", best="log_loss"), on="window", how="inner")
+    best = offline.select("window", best="log_loss", best_ece="ece")
+    joined = own.join(best, on="window", how="inner")
     joined = joined.with_columns(excess=pl.col("log_loss") - pl.col("best"))
     near = joined["excess"] <= RECOVERED
     at = int(near.arg_max() or 0) if near.any() else None
@@ -323,5 +326,6 @@ def _recover(
         "log_loss": mean("log_loss"),
         "offline_log_loss": mean("best"),
         "ece": mean("ece"),
+        "offline_ece": mean("best_ece"),
         "overshoots": refits.filter(pl.col("overshoot"))["refit"].n_unique(),
     }

@@ -94,6 +94,7 @@ def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
     for row in rows.values():
         assert (row["switch_step"], row["before"], row["after"]) == (200, "easy", "hard")
         assert row["log_loss"] >= row["offline_log_loss"]
+        assert 0 < row["offline_ece"] < rows["running-rate"]["ece"]
     # A floor that averages over all the past never comes near the new traffic's own fit.
     assert rows["running-rate"]["recovery_steps"] is None
     assert rows["limited"]["recovery_steps"] is not None

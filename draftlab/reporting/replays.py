@@ -273,6 +273,7 @@ def recovery_table(drift: Drift) -> pl.DataFrame:
         log_loss="log_loss",
         excess=pl.col("log_loss") - pl.col("offline_log_loss"),
         ece="ece",
+        excess_ece=pl.col("ece") - pl.col("offline_ece"),
         overshoots="overshoots",
     )
 
@@ -283,7 +284,8 @@ def describe_drift(drift: Drift) -> str:
     return (
         f"{s['scenario']}, {s['proposals_per_step']} proposals a step, refit every "
         f"{s['refit_interval']} steps; recovered: a window of {s['window']} steps within 0.01 nats "
-        "of the offline fit to the new traffic alone; cost: nats lost against it until then"
+        "of the offline fit to the new traffic alone; cost: nats lost against it until then; "
+        "excess: over it, in the whole segment"
     )
 
 

@@ -75,7 +75,7 @@ def test_every_estimator_keeps_the_contract(name: str) -> None:
             np.testing.assert_allclose(estimator.intercepts - kept, refit.intercept_step, atol=1e-9)
         assert estimator.slopes.shape == estimator.intercepts.shape == (K,)
         outcomes.append(np.concatenate([estimator.slopes, estimator.intercepts]))
-    np.testing.assert_array_equal(*outcomes)
+    np.testing.assert_array_equal(outcomes[0], outcomes[1])
 
 
 def test_several_steps_reach_the_fit_of_the_round() -> None:
