@@ -11,7 +11,7 @@ import pytest
 
 SUITES = ("copying", "arithmetic", "code", "chat", "fiction")
 PER_SUITE = 64
-TRAINING = 75  # prompts that only `train-head` reads
+TRAINING = 575  # prompts that only `train-head` reads
 ALL = (*SUITES, "training")
 MIN_WORDS, MAX_WORDS = 8, 120
 MAX_SHARED = 0.10
