@@ -76,6 +76,10 @@ def collect(
     log_distributions: Annotated[
         int, typer.Option(help="Also keep p and q of so many rows, for audit; 0 is none.")
     ] = 0,
+    log_tree: Annotated[
+        int,
+        typer.Option(help="Also log so many alternatives of each draft, for eagle2; 0 is none."),
+    ] = 0,
     head: Annotated[
         str | None,
         typer.Option(help="Confidence head to log, or 'none'. [default: the pair's shipped one]"),
@@ -110,6 +114,7 @@ def collect(
             "prompts": tuple(prompts or ()),
             "device": device,
             "log_distributions": log_distributions,
+            "log_tree": log_tree,
             "head": head,
         }
         trimming = (adaptive_verification, cost, coefficients)
@@ -181,6 +186,7 @@ def train_head(
     label: Annotated[
         str, typer.Option(help="overlap (exact acceptance) or accepted (decisions).")
     ] = "overlap",
+    units: Annotated[int, typer.Option(help="Hidden layer; 0 is a linear probe.")] = 64,
     mismatch_weight: Annotated[
         float, typer.Option(help="Weight of rejections; SpecDec++ uses 6.")
     ] = 1.0,
@@ -194,12 +200,12 @@ def train_head(
     temperature: Annotated[float, typer.Option(help="As in collect.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="As in collect.")] = 0.95,
     num_speculative_tokens: Annotated[int, typer.Option(help="As in collect.")] = 5,
-    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to learn from.")] = 30_000,
+    max_labelled: Annotated[int, typer.Option(help="Labelled drafts to learn from.")] = 90_000,
     seed: int = 1,
     device: Annotated[str, typer.Option(help="As in collect.")] = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Train a linear confidence head on the drafter's hidden state."""
+    """Train a confidence head on the drafter's hidden state."""
     require_engine()
     from draftlab.engine.collect import Settings
     from draftlab.engine.training import train_head as run
@@ -221,13 +227,15 @@ def train_head(
             out,
             settings,
             label=label,
+            units=units,
             mismatch_weight=mismatch_weight,
             on_step=lambda p: advance(p.labelled, f"{p.labelled} labelled drafts"),
         )
     facts = trained.metadata
     say(
         f"wrote {out}: {facts['pair']}, {facts['examples']} drafts of {facts['prompts']} prompts, "
-        f"held-out log-loss {facts['held_out_log_loss']:.4f}",
+        f"held-out log-loss {facts['held_out_log_loss']:.4f}, AUC {facts['held_out_auc']:.4f} "
+        f"(logit_qmax {facts['held_out_auc_logit_qmax']:.4f})",
         quiet=quiet,
     )
 

@@ -74,6 +74,8 @@ class Settings:
     """File of a confidence head, or ``none``; None: the shipped one, where there is one."""
     log_distributions: int = 0
     """Rows of (p, q) to keep for the audit, sampled evenly over the run; 0 is none."""
+    log_tree: int = 0
+    """Most likely tokens to log at each draft position, for tree policies; 0 is none."""
     tokens: bool = False
     raw_ids: bool = False
 
@@ -90,6 +92,7 @@ class Settings:
             ("max_labelled", self.max_labelled is None or self.max_labelled >= 1, ">= 1"),
             ("seed", self.seed >= 0, ">= 0"),
             ("log_distributions", self.log_distributions >= 0, ">= 0"),
+            ("log_tree", self.log_tree >= 0, ">= 0"),
             (
                 "draft_sample_method",
                 self.draft_sample_method in ("probabilistic", "greedy"),
@@ -249,9 +252,9 @@ def _head(settings: Settings, pair: str, hidden: int) -> ConfidenceHead | None:
     if settings.head is None:
         return find_shipped_head(pair)
     head = load_head(settings.head)
-    if len(head.weight) != hidden:
+    if head.hidden_size != hidden:
         raise InputError(
-            f"{settings.head}: the head reads {len(head.weight)} numbers, but the drafter's hidden "
+            f"{settings.head}: the head reads {head.hidden_size} numbers, but the drafter's hidden "
             f"state has {hidden}"
         )
     return head
@@ -369,6 +372,7 @@ class Collector:
             keep_hidden=keep_hidden,
             admission=admission,
             distributions=self.distributions,
+            tree_width=settings.log_tree,
         )
         self._refill()
 

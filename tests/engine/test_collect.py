@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from scipy.stats import norm
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftlab import evaluate, open_log
 from draftlab.engine.collect import Progress, Settings, collect
-from draftlab.engine.confidence import ConfidenceHead, save_head
+from draftlab.engine.confidence import ConfidenceHead, load_head, save_head
 from draftlab.engine.training import train_head
 from draftlab.errors import InputError
 from draftlab.log.checks import run_checks
@@ -223,12 +225,15 @@ def test_an_interruption_keeps_what_is_there(
     assert log.runs[0].metadata["closed"]
 
 
+@pytest.mark.parametrize("units", [0, 16])
 def test_a_trained_head_is_logged_as_confidence(
-    tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]
+    tmp_path: Path, checkpoint: str, prompts: tuple[str, ...], units: int
 ) -> None:
     """Trained on one run, graded on another: better than no feature, known before the draw."""
     learn = settings(checkpoint, prompts, max_labelled=3000, concurrency=12, seed=5)
-    head = train_head(tmp_path / "head.safetensors", learn)
+    head = train_head(tmp_path / "head.safetensors", learn, units=units)
+    assert (head.inner_weight is None) == (units == 0)
+    assert 0.5 < head.metadata["held_out_auc"] < 1
     assert head.metadata["pair"].endswith("skip {1}")
     assert head.metadata["examples"] >= 3000
     graded = settings(
@@ -263,6 +268,21 @@ def test_a_cautious_head_predicts_less(
     assert cautious.logits(states).mean() < fair.logits(states).mean() - 0.5
 
 
+def test_a_head_with_units_is_the_written_formula(tmp_path: Path) -> None:
+    """One hidden layer, by scipy's normal distribution; float16 on disk comes back."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"weight": (4,), "bias": (2,), "inner_weight": (4, 6), "inner_bias": (4,)}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["inner_weight"] = tensors["inner_weight"].half()
+    save_head(ConfidenceHead(metadata={}, **tensors), tmp_path / "head.safetensors")
+    head = load_head(tmp_path / "head.safetensors")
+    hidden = torch.randn(5, 3, 6, generator=generator)
+    weight, bias, inner, inner_bias = (tensors[name].double().numpy() for name in shapes)
+    x = hidden.double().numpy() @ inner.T + inner_bias
+    wanted = (x * norm.cdf(x)) @ weight + bias[[0, 1, 1]]
+    np.testing.assert_allclose(head.logits(hidden).numpy(), wanted, atol=1e-5)
+
+
 def test_bad_heads_are_named(tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]) -> None:
     for name in ("absent", "text"):
         path = tmp_path / f"{name}.safetensors"
@@ -272,6 +292,8 @@ def test_bad_heads_are_named(tmp_path: Path, checkpoint: str, prompts: tuple[str
             collect(tmp_path / "log", settings(checkpoint, prompts, head=str(path)))
     with pytest.raises(InputError, match="unknown label 'target'"):
         train_head(tmp_path / "x", settings(checkpoint, prompts), label="target")
+    with pytest.raises(InputError, match="units must be >= 0"):
+        train_head(tmp_path / "x", settings(checkpoint, prompts), units=-1)
     small = ConfidenceHead(
         torch.zeros(8),
         torch.zeros(3),
