@@ -122,6 +122,21 @@ def test_a_late_label_counts_with_the_prediction_of_its_draft_time(tmp_path: Pat
     assert moved["intercept"].item() < -0.2
 
 
+def test_parts_without_statistics_in_their_footers_wait_for_one_another(tmp_path: Path) -> None:
+    whole = golden_log("b_drift", tmp_path / "a")
+    bare = golden_log("b_drift", tmp_path / "b")
+    [only] = bare.glob("drafts/*.parquet")
+    rows = pl.read_parquet(only)
+    only.unlink()
+    for number, (low, high) in enumerate(itertools.pairwise([0, 700, 3001, rows.height])):
+        part = bare / "drafts" / f"part-{number:05d}.parquet"
+        rows[low:high].write_parquet(part, statistics=False)
+    settings = Settings(("vllm",), constants=constants("b_drift"), window=10)
+    ours, theirs = replay(bare, settings=settings), replay(whole, settings=settings)
+    assert_frame_equal(ours.coefficients, theirs.coefficients, abs_tol=1e-12)
+    assert_frame_equal(ours.metrics, theirs.metrics, abs_tol=1e-12)
+
+
 def test_pieces_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are taken in pieces that fit a cache; with the label's window cut at the same places."""
     folder = golden_log("b_drift", tmp_path)

@@ -133,8 +133,9 @@ def read_batches(source: Source) -> Iterator[tuple[Rows, int]]:
         if not frame["verify_step"].is_sorted():
             frame = frame.sort("verify_step", maintain_order=True)
         end = source.last_step + 1
-        if np.isfinite(limit):
-            windows = (int(limit) - source.first_step) // source.window
+        if limit < np.inf:
+            known = int(max(limit, source.first_step))  # -inf: everything waits
+            windows = (known - source.first_step) // source.window
             end = source.first_step + windows * source.window
         cut = int(frame["verify_step"].search_sorted(end, side="left"))
         ready, waiting = frame[:cut], frame[cut:]
@@ -162,7 +163,7 @@ def _first_verdict(path: str) -> float:
         return np.inf if value is None else float(value)
     bounds = _footer(path, "verify_step")
     if bounds is None:
-        return -np.inf  # a writer without statistics: everything waits
+        return -np.inf  # a writer without statistics
     return float(bounds[0]) if bounds else np.inf
 
 
