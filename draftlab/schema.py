@@ -292,7 +292,22 @@ STEPS: tuple[Column, ...] = (
     ),
 )
 
-TABLES: dict[str, tuple[Column, ...]] = {"requests": REQUESTS, "drafts": DRAFTS, "steps": STEPS}
+TREES: tuple[Column, ...] = (
+    Column("request", "int64", "key into requests"),
+    Column("step", "int64", "engine step of the proposal, as in drafts"),
+    Column("node", "int32", "number of the token in its proposal, from 0; parents come first"),
+    Column("parent", "int32", "node that it follows; -1: the last emitted token"),
+    Column("rank", "int32", "rank in q, from 0"),
+    Column("token_logprob", "float32", "log q of the token, nats"),
+)
+"""The drafted chain with its alternatives, of runs that were collected with --log-tree."""
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "requests": REQUESTS,
+    "drafts": DRAFTS,
+    "trees": TREES,
+    "steps": STEPS,
+}
 """Tables of a run in the order in which they reach the disk: a draft never precedes its request."""
 
 RUN: tuple[Column, ...] = (

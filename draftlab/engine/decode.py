@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftlab.engine import sampling
 from draftlab.engine.sampling import Support, Truncation
-from draftlab.engine.stats import draft_features, target_features
+from draftlab.engine.stats import alternatives, draft_features, target_features
 from draftlab.schema import Excluded
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class SpeculativeDecoder:
         Adaptive verification: how many drafts of each proposal are sent to the target.
     distributions : DistributionSample, optional
         Takes (p, q) of observed positions.
+    tree_width : int
+        Alternatives of each draft to give with the rows, for the log's trees; 0 is none.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class SpeculativeDecoder:
         keep_hidden: bool = False,
         admission: Admission | None = None,
         distributions: DistributionSample | None = None,
+        tree_width: int = 0,
     ) -> None:
         self.target = target
         self.cache = cache
@@ -214,6 +217,7 @@ class SpeculativeDecoder:
         self.keep_hidden = keep_hidden
         self.admission = admission
         self.distributions = distributions
+        self.tree_width = min(tree_width, target.config.vocab_size)
         self.slots: list[_Slot | None] = [None] * cache.keys.shape[1]
         self.steps = 0
         self._proposal: _Proposal | None = None
@@ -480,7 +484,10 @@ class SpeculativeDecoder:
 
     def _features(self, logits: Tensor, temperature: Tensor, drafts: Tensor) -> Columns:
         flat = logits.flatten(0, 1)
-        features = draft_features(flat, temperature.repeat_interleave(self.K), drafts.flatten())
+        given = flat, temperature.repeat_interleave(self.K), drafts.flatten()
+        features = draft_features(*given)
+        if self.tree_width:
+            features |= alternatives(*given, self.tree_width)
         columns = {name: values.cpu().numpy() for name, values in features.items()}
         nonfinite = np.isnan(columns["logit_qmax"])
         excluded = np.where(nonfinite, int(Excluded.NONFINITE), 0).astype(np.uint16)

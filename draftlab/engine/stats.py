@@ -70,6 +70,33 @@ def _chunk_features(logits: Tensor, temperature: Tensor, tokens: Tensor) -> dict
     return {name: column.where(valid, torch.nan) for name, column in columns.items()}
 
 
+def alternatives(
+    logits: Tensor,  # [n, vocab], before temperature
+    temperature: Tensor,  # [n]
+    tokens: Tensor,  # [n] int64, the drawn tokens
+    width: int,
+) -> dict[str, Tensor]:
+    """Return the most likely tokens of q = softmax(logits / temperature), the drawn one among them.
+
+    Returns
+    -------
+    dict
+        ``tree_rank`` [n, width] int64 and ``tree_log_prob`` [n, width] float64, log q, nats;
+        ``tree_drawn`` [n] int64, which of them was drawn. A drawn token that is less likely than
+        all of them takes the place of the last.
+    """
+    log_q = temper(logits.double(), temperature).log_softmax(-1)
+    log_prob, best = log_q.topk(width, dim=-1)
+    rank = torch.arange(width, device=logits.device).repeat(len(logits), 1)
+    of_drawn = log_q.gather(1, tokens[:, None])
+    match = best == tokens[:, None]
+    drawn = torch.where(match.any(-1), match.int().argmax(-1), width - 1)
+    deeper = ~match.any(-1)
+    rank[deeper, -1] = (log_q > of_drawn).sum(-1)[deeper]
+    log_prob[deeper, -1] = of_drawn[deeper, 0]
+    return {"tree_rank": rank, "tree_log_prob": log_prob, "tree_drawn": drawn}
+
+
 def target_features(p: Support, q: Tensor) -> dict[str, Tensor]:
     """Return what the log keeps of the target's distributions.
 

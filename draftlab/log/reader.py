@@ -98,7 +98,7 @@ class DraftLog:
     problems: tuple[Problem, ...]
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """Scan ``drafts``, ``requests`` or ``steps`` of all runs, with a column ``run``."""
+        """Scan a table of `schema.TABLES` of all runs, with a column ``run``."""
         return pl.concat([run.scan(table) for run in self.runs])
 
     @property

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from draftlab import provenance, schema
 from draftlab.log.files import replace_file, write_json
+from draftlab.log.trees import TREE_COLUMNS, tree_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,7 +129,8 @@ class LogWriter:
         drafts : mapping of str to (n,) array, optional
             Columns of `drafts`, whole proposals, ordered by (step, slot, position). A masked
             array's masked entries and a NaN become null. The arrays are not copied: do not
-            change them afterwards.
+            change them afterwards. ``tree_rank`` and ``tree_log_prob`` (n, W) with ``tree_drawn``
+            (n,), the drawn one of the W alternatives, become rows of `trees`.
         """
         dropped = 0 if row is None else int(row.get("num_dropped", 0))
         rows = 0 if drafts is None else len(drafts["position"])
@@ -235,6 +237,11 @@ class LogWriter:
         if batch.drafts:
             self._write("drafts", self._parts, _draft_table(batch.drafts))
             self._rows["drafts"] += batch.draft_rows
+            trees = [tree_rows(drafts) for drafts in batch.drafts if TREE_COLUMNS[0] in drafts]
+            if trees:
+                table = pa.concat_tables(_table("trees", rows) for rows in trees)
+                self._write("trees", self._parts, table.combine_chunks())
+                self._rows["trees"] += len(table)
         if batch.steps:
             self._write("steps", self._parts, _row_table("steps", batch.steps))
             self._rows["steps"] += len(batch.steps)
@@ -263,21 +270,22 @@ def _run_metadata(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draft_table(batches: list[Mapping[str, np.ndarray[Any, Any]]]) -> pa.Table:
-    arrow = schema.arrow_schema("drafts")
-    unknown = sorted({name for batch in batches for name in batch} - set(arrow.names))
+    return pa.concat_tables(_table("drafts", batch) for batch in batches).combine_chunks()
+
+
+def _table(name: str, batch: Mapping[str, np.ndarray[Any, Any]]) -> pa.Table:
+    arrow = schema.arrow_schema(name)
+    unknown = sorted(set(batch) - set(arrow.names) - set(TREE_COLUMNS))
     if unknown:
-        raise ValueError(f"unknown columns of drafts: {unknown}")
-    tables = []
-    for batch in batches:
-        n = len(batch["position"])
-        columns = [
-            _draft_column(batch[field.name], field.type)
-            if field.name in batch
-            else pa.nulls(n, field.type)
-            for field in arrow
-        ]
-        tables.append(pa.table(columns, schema=arrow))
-    return pa.concat_tables(tables).combine_chunks()
+        raise ValueError(f"unknown columns of {name}: {unknown}")
+    n = len(batch["step"])
+    columns = [
+        _draft_column(batch[field.name], field.type)
+        if field.name in batch
+        else pa.nulls(n, field.type)
+        for field in arrow
+    ]
+    return pa.table(columns, schema=arrow)
 
 
 def _draft_column(values: np.ndarray[Any, Any], dtype: pa.DataType) -> pa.Array:

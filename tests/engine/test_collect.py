@@ -305,3 +305,26 @@ def test_bad_heads_are_named(tmp_path: Path, checkpoint: str, prompts: tuple[str
             tmp_path / "log",
             settings(checkpoint, prompts, head=str(tmp_path / "small.safetensors")),
         )
+
+
+def test_logged_trees_hold_the_drafted_chain_and_the_targets_choices(
+    tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]
+) -> None:
+    """Greedy rows: the chain is rank 0, and it is accepted where the target's choice is too."""
+    collect(tmp_path, settings(checkpoint, prompts, temperature=0.0, log_tree=4))
+    log = open_log(tmp_path)
+    assert [f.code for f in run_checks(log) if f.severity != "note"] == []
+    drafts = log.drafts.sort("request", "step", "position").collect()
+    trees = log.scan("trees").sort("request", "step", "node").collect()
+    assert trees.height == 4 * drafts.height
+    chain = trees.filter(rank=0)
+    assert chain["request"].equals(drafts["request"])
+    assert chain["node"].equals((4 * drafts["position"].cast(pl.Int32)).alias("node"))
+    odds = drafts["logit_q_sampled"].cast(pl.Float64)
+    log_q = chain["token_logprob"].cast(pl.Float64)
+    assert (log_q + (1 + (-odds).exp()).log()).abs().max() < 1e-5  # type: ignore[operator]
+    parents = trees.filter(pl.col("node") >= 4)
+    assert parents["parent"].equals((parents["node"] // 4 * 4 - 4).alias("parent"))
+    observed = drafts.filter(pl.col("accepted").is_not_null())
+    assert (observed["accepted"] == (observed["target_rank_in_q"] == 0)).all()
+    assert (observed["target_entropy"] == 0).all()

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from draftlab.engine import stats
 from draftlab.engine.sampling import Support
-from draftlab.engine.stats import draft_features, target_features
+from draftlab.engine.stats import alternatives, draft_features, target_features
 
 getcontext().prec = 60
 FIVE_DIGITS = 5e-6
@@ -141,3 +141,15 @@ def test_target_columns() -> None:
     assert found["target_entropy"].tolist() == pytest.approx([1.5 * log(2), 0.0])
     assert found["target_margin"].tolist() == pytest.approx([log(2), inf])
     assert found["target_rank_in_q"].tolist() == [2, 0]
+
+
+def test_alternatives_are_the_top_of_q_with_the_drawn_token_among_them() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [0.0, 3.0, 1.0, 2.0, -1.0]]).double()
+    found = alternatives(logits, torch.tensor([2.0, 0.0]), torch.tensor([3, 4]), 3)
+    log_q = [
+        np.log(np.exp(z) / np.exp(z).sum()) for z in (logits[0].numpy() / 2, logits[1].numpy())
+    ]
+    assert found["tree_rank"].tolist() == [[0, 1, 2], [0, 1, 4]]
+    assert found["tree_drawn"].tolist() == [1, 2]
+    for row, (own, tokens) in enumerate(zip(log_q, [[1, 3, 2], [1, 3, 4]], strict=True)):
+        np.testing.assert_allclose(found["tree_log_prob"][row], own[tokens], rtol=1e-12)

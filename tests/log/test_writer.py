@@ -42,7 +42,7 @@ def test_run_json_is_complete_and_closed(tmp_path: Path) -> None:
     folder = write_log(tmp_path, [proposal(0, [True, True])])
     content = json.loads((folder / "run.json").read_text())
     assert content["closed"] is True
-    assert content["rows"] == {"requests": 1, "drafts": 2, "steps": 1}
+    assert content["rows"] == {"requests": 1, "drafts": 2, "trees": 0, "steps": 1}
     assert content["schema_version"] == 1
     assert content["run"] == folder.name
 
@@ -159,3 +159,24 @@ def test_kill_at_any_instant_loses_at_most_the_open_part(tmp_path: Path) -> None
         assert "was not closed" in closed.message
         for path in (folder / log.runs[0].name).rglob("*.parquet"):
             pq.ParquetFile(path).read()
+
+
+def test_alternatives_become_a_table_of_their_own(tmp_path: Path) -> None:
+    """Two drafts of three alternatives; the second most likely one was drawn first."""
+    beside = {
+        "tree_rank": np.array([[0, 1, 2], [0, 1, 7]]),
+        "tree_log_prob": np.log([[0.5, 0.3, 0.1], [0.6, 0.2, 0.01]]),
+        "tree_drawn": np.array([1, 2]),
+    }
+    folder = write_log(tmp_path, [proposal(4, [True, True], request=9, **beside)])
+    log = open_log(folder)
+    trees = log.scan("trees").collect()
+    assert trees["node"].to_list() == [0, 1, 2, 3, 4, 5]
+    assert trees["parent"].to_list() == [-1, -1, -1, 1, 1, 1]
+    assert trees["rank"].to_list() == [0, 1, 2, 0, 1, 7]
+    assert set(zip(trees["request"], trees["step"], strict=True)) == {(9, 4)}
+    np.testing.assert_allclose(
+        trees["token_logprob"].exp(), [0.5, 0.3, 0.1, 0.6, 0.2, 0.01], rtol=1e-6
+    )
+    assert log.runs[0].rows == {"requests": 1, "drafts": 2, "trees": 6, "steps": 1}
+    assert "tree_rank" not in log.drafts.collect_schema()
