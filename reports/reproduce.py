@@ -1,22 +1,31 @@
-"""Write the published comparisons beside our own, from the sample logs.
+"""Write every published table beside our own, with a verdict for each structural claim.
 
-Run by `make reproduce`: python reports/reproduce.py. Every figure in reports/reproduction/ and in
-the headline of the README comes from here.
+Run by `make reproduce` and its parts: python reports/reproduce.py [TARGET...] [--prompts FILE...].
+Every figure in reports/reproduction/ and in the headline of the README comes from here; claims.py
+holds the rules of the verdicts.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
+from claims import CLAIMS, SPREAD, Claim, intercepts_spread_more, judge
+from study import MODEL_COST, Study
 
-from draftlab import evaluate, replay
+from draftlab import published
+from draftlab.auditing import audit
 from draftlab.evaluation import Evaluation
-from draftlab.reporting.findings import findings
+from draftlab.log.files import replace_file
+from draftlab.published import PUBLISHED
 from draftlab.reporting.tables import (
     Cell,
     by_position,
-    cells,
     describe,
     headline_table,
     markdown_table,
@@ -26,31 +35,106 @@ from draftlab.reporting.tables import (
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "reports" / "reproduction"
-LOGS = {"default": ROOT / "data" / "sample", "temperature-1": ROOT / "data" / "sample-t1"}
+LOGS = {
+    "default": ROOT / "data" / "sample",
+    "temperature-1": ROOT / "data" / "sample-t1",
+    "skip-3": ROOT / "data" / "sample-skip-3",
+}
+PROMPTS_LOG = ROOT / "reports" / "logs" / "prompts"
+PROMPTS_LABELLED = 20_000
 START, END = "<!-- headline:", "<!-- /headline -->"
+_HIDDEN = ("run", "pair", "drafting")
 
 
 def main() -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
-    for name, log in LOGS.items():
-        cross_fitted, in_sample = evaluate(log), evaluate(log, in_sample=True)
-        [cell] = cells(cross_fitted)
-        pages = {
-            "table-features": _features(cross_fitted, in_sample, cell),
-            "table-head": _head(cross_fitted, cell),
-            "figure-position-auc": _positions(cross_fitted, cell),
-            "table-workloads": _workloads(cross_fitted, cell),
-            "replay": _replay(log),
-            "orders": _orders(cross_fitted, cell),
-        }
-        for page, text in pages.items():
-            path = OUT / f"{page}-{name}.md"
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-        if name == "default":
-            readme = ROOT / "README.md"
-            text = readme.read_text(encoding="utf-8")
-            readme.write_text(replace_headline(text, cross_fitted, cell), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(PAGES))
+    parser.add_argument("--prompts", nargs="*", default=[], help="also on these prompt files")
+    arguments = parser.parse_args()
+    targets = arguments.targets or list(PAGES)
+    unknown = [name for name in targets if name not in PAGES]
+    if unknown:
+        sys.exit(f"unknown target {unknown[0]!r}; known: {', '.join(PAGES)}")
+    studies = [Study(name, log) for name, log in LOGS.items()]
+    if arguments.prompts:
+        studies.append(Study("your-prompts", collect_prompts(arguments.prompts)))
+    verdicts = [row for name in targets for row in write_page(name, studies)]
+    if not arguments.targets:
+        write_verdicts(verdicts, studies)
+        write_headline(studies[0])
+
+
+def collect_prompts(files: list[str]) -> Path:
+    """Collect the embedded default on a user's prompt files, once, and return the log."""
+    if not PROMPTS_LOG.exists():
+        command = [sys.executable, "-m", "draftlab", "collect", "--out", str(PROMPTS_LOG)]
+        command += [part for file in files for part in ("--prompts", file)]
+        subprocess.run([*command, "--max-labelled", str(PROMPTS_LABELLED)], check=True)
+    return PROMPTS_LOG
+
+
+def write_page(name: str, studies: list[Study]) -> list[dict[str, object]]:
+    """Write one page, print its verdicts and return them."""
+    page = PAGES[name]
+    claims = [claim for claim in CLAIMS if claim.item == name]
+    asked = studies[: 1 if page.once else None]
+    rows = [judge(claim, study) for study in asked for claim in claims]
+    if name == SPREAD.item:
+        pairs = [study for study in studies if study.name in LOGS]
+        spread = Claim(*SPREAD[:3], lambda _: intercepts_spread_more(pairs))
+        rows.append(judge(spread, studies[0]) | {"log": "all pairs"})
+    lines = [f"# {page.title}", "", f"Published: {page.source}.", "", *page.published, ""]
+    for study in asked:
+        lines += [f"## {study.name}: {study.cell.pair}", "", *page.write(study), ""]
+    lines += ["## Verdicts", "", verdict_table(rows), ""]
+    save(f"{name}.md", "\n".join(lines))
+    return rows
+
+
+def save(name: str, text: str) -> None:
+    replace_file(OUT / name, lambda path: write_text(path, text))
+    print(f"wrote {(OUT / name).relative_to(ROOT)}")
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def verdict_table(rows: list[dict[str, object]]) -> str:
+    table = pl.DataFrame(rows, infer_schema_length=None).select(
+        "log", "claim", "rule", "value", "low", "high", "verdict", "remark"
+    )
+    return markdown_table(table.with_columns(pl.col("value", "low", "high").cast(pl.Float64)))
+
+
+def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
+    """Write the table of all claims: one row a claim, one column a log."""
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    wide = table.pivot("log", index=["item", "claim"], values="verdict").fill_null("")
+    first = table.filter(log=studies[0].name)
+    counts = first["verdict"].value_counts(sort=True).rows()
+    lines = [
+        "# Verdicts",
+        "",
+        "Structural claims of the published tables, judged by the rules of `reports/claims.py`. "
+        "The pages beside this one hold the numbers, their intervals, and why a claim cannot be "
+        "tested.",
+        "",
+        *(f"- {study.name}: {study.cell.pair}" for study in studies),
+        f"- of {len(first)} claims on {studies[0].name}: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in counts),
+        "",
+        markdown_table(wide),
+        "",
+    ]
+    save("verdicts.md", "\n".join(lines))
+    print("\n" + markdown_table(table.select("item", "claim", "log", "verdict")))
+
+
+def write_headline(study: Study) -> None:
+    readme = ROOT / "README.md"
+    text = replace_headline(readme.read_text(encoding="utf-8"), study.evaluation, study.cell)
+    replace_file(readme, lambda path: write_text(path, text))
 
 
 def replace_headline(readme: str, evaluation: Evaluation, cell: Cell) -> str:
@@ -79,65 +163,165 @@ def feature_table(evaluation: Evaluation, cell: Cell) -> str:
     return markdown_table(shown)
 
 
-def _features(cross_fitted: Evaluation, in_sample: Evaluation, cell: Cell) -> str:
-    lines = [f"# Features: {cell.pair}", "", "Published: T1.", ""]
-    for title, evaluation in (("Cross-fitted", cross_fitted), ("In sample", in_sample)):
-        lines += [f"## {title}", "", *_described(evaluation, cell), ""]
-        lines += [feature_table(evaluation, cell), ""]
-    return "\n".join(lines)
-
-
 def _described(evaluation: Evaluation, cell: Cell) -> list[str]:
     return [f"- {line}" for line in describe(evaluation, cell)]
 
 
-def _head(evaluation: Evaluation, cell: Cell) -> str:
-    rows = of_cell(evaluation.differences, cell)
-    lines = [f"# The adopted feature against the others: {cell.pair}", "", "Published: T2, T3.", ""]
-    for scope, title in (("overall", "All positions"), ("without_first", "Without position 0")):
-        table = rows.filter(scope=scope).select(pl.exclude("scope", "position"))
-        lines += [f"## {title}", "", markdown_table(_filled(table)), ""]
-    return "\n".join(lines)
-
-
-def _positions(evaluation: Evaluation, cell: Cell) -> str:
-    table = by_position(evaluation, cell).pivot("position", index="name", values="auc")
-    return f"# AUC by position: {cell.pair}\n\nPublished: F1.\n\n{markdown_table(table)}\n"
-
-
-def _workloads(evaluation: Evaluation, cell: Cell) -> str:
-    table = workload_table(evaluation, cell)
-    title = f"# Workloads, fitted separately: {cell.pair}"
-    return f"{title}\n\nPublished: T4.\n\n{markdown_table(table)}\n"
-
-
-def _replay(log: Path) -> str:
-    result = replay(log)
-    columns = (
-        "estimator",
-        "n",
-        "log_loss",
-        "regret",
-        "ece",
-        "auc",
-        "refits",
-        "overshoots",
-        "slope",
-    )
-    table = markdown_table(_filled(result.summary.select(columns)))
-    notes = [f"- {note}" for note in result.notes]
-    return "\n".join(["# Replay of online estimators", "", table, "", *notes, ""])
-
-
-def _orders(evaluation: Evaluation, cell: Cell) -> str:
-    table = findings(evaluation, cell).select(
-        "claim", "table", "metric", "here_better", "here_worse", "status"
-    )
-    return f"# Published orders: {cell.pair}\n\n{markdown_table(_filled(table))}\n"
+def _shown(name: str) -> list[str]:
+    """Return a published table as Markdown, under its title."""
+    table = PUBLISHED[name]
+    frame = pl.DataFrame(table.rows, schema=list(table.columns), orient="row")
+    return [f"{table.title}.", "", markdown_table(_filled(frame))]
 
 
 def _filled(table: pl.DataFrame) -> pl.DataFrame:
-    return table.with_columns(pl.col(pl.String).fill_null(""))
+    return table.drop(set(_HIDDEN) & set(table.columns)).with_columns(
+        pl.col(pl.String).fill_null("")
+    )
+
+
+def _features(study: Study) -> list[str]:
+    lines = []
+    for title, evaluation in (("Cross-fitted", study.evaluation), ("In sample", study.in_sample)):
+        lines += [f"### {title}", "", *_described(evaluation, study.cell), ""]
+        lines += [feature_table(evaluation, study.cell), ""]
+    costs = study.structure.slopes.filter(scope="overall")
+    lines += ["### One slope against one per position", "", markdown_table(_filled(costs))]
+    return lines
+
+
+def _head(scope: str) -> Callable[[Study], list[str]]:
+    def write(study: Study) -> list[str]:
+        rows = of_cell(study.evaluation.differences, study.cell)
+        table = rows.filter(scope=scope, predictor_b="confidence")
+        if table.is_empty():
+            return ["The log has no trained head."]
+        return [markdown_table(_filled(table.drop("scope", "position")))]
+
+    return write
+
+
+def _positions(study: Study) -> list[str]:
+    table = by_position(study.evaluation, study.cell).pivot("position", index="name", values="auc")
+    rates = study.evaluation.acceptance.filter(pl.col("dataset").is_null())
+    return [
+        markdown_table(table),
+        "",
+        markdown_table(rates.select("position", "n_observed", "conditional_rate", "survival_rate")),
+    ]
+
+
+def _workloads(study: Study) -> list[str]:
+    return [
+        markdown_table(workload_table(study.evaluation, study.cell)),
+        "",
+        markdown_table(_filled(study.structure.workload_correlations)),
+    ]
+
+
+def _pairs(study: Study) -> list[str]:
+    return [markdown_table(_filled(study.structure.pairs))]
+
+
+_GAINS = (
+    "dataset", "concurrency", "off_tokens_per_second", "tokens_per_second", "gain", "gain_low",
+    "gain_high", "off_acceptance_length", "acceptance_length", "best_fixed_length", "captured",
+)  # fmt: skip
+
+
+def _gain(study: Study) -> list[str]:
+    lines = []
+    for title, simulation in (
+        ("On the costs that this log's steps measured", study.measured),
+        (f"On the cost model {MODEL_COST}: a model, not a measurement", study.modelled),
+    ):
+        rows = simulation.gains.filter(concurrency=64, predictor="online-vllm")
+        lines += [f"### {title}", "", markdown_table(_filled(rows.select(_GAINS))), ""]
+        lines += [f"- {note}" for note in simulation.notes] + [""]
+    return lines
+
+
+def _frontier(study: Study) -> list[str]:
+    rows = study.modelled.frontier.filter(pl.col("dataset").is_null())
+    table = rows.select(
+        "policy", "predictor", "verify_length", "concurrency", "tokens_per_second",
+        "tokens_per_second_per_request", "acceptance_length", "verified_per_step", "on_frontier",
+    )  # fmt: skip
+    return [f"On the cost model {MODEL_COST}: a model.", "", markdown_table(_filled(table), 2)]
+
+
+def _lossless(_: Study) -> list[str]:
+    checks = audit().checks.select(
+        "kind", "name", "drafting", "lossless", "total_variation", "passed", "reason"
+    )
+    return [markdown_table(_filled(checks), 6)]
+
+
+def _replay(study: Study) -> list[str]:
+    columns = (
+        "estimator", "n", "log_loss", "regret", "ece", "auc", "refits", "overshoots", "slope",
+    )  # fmt: skip
+    lines = [markdown_table(_filled(study.replay.summary.select(columns))), ""]
+    lines += [f"- {note}" for note in study.replay.notes]
+    scenario = study.drift.settings["scenario"]
+    lines += ["", f"Drift, `{scenario}`:", "", markdown_table(_filled(study.drift.recovery))]
+    return lines
+
+
+class Page(NamedTuple):
+    """What a target writes."""
+
+    title: str
+    source: str
+    published: list[str]
+    write: Callable[[Study], list[str]]
+    once: bool = False
+    """Of the first log only: the same for all."""
+
+
+PAGES: dict[str, Page] = {
+    "table-features": Page("Features", f"T1, {published.ARTICLE}", _shown("T1"), _features),
+    "table-head": Page(
+        "Estimator against trained head", f"T2, {published.ARTICLE}", _shown("T2"), _head("overall")
+    ),
+    "table-head-deep": Page(
+        "Estimator against trained head without position 0",
+        f"T3, {published.ARTICLE}",
+        _shown("T3"),
+        _head("without_first"),
+    ),
+    "figure-position-auc": Page(
+        "AUC by position", f"F1, {published.ARTICLE}, without numbers", [], _positions
+    ),
+    "table-workloads": Page(
+        "Workloads, fitted separately",
+        f"T4, {published.ARTICLE}",
+        [*_shown("T4"), "", *_shown("T4_correlation")],
+        _workloads,
+    ),
+    "table-pairs": Page(
+        "Pairs",
+        f"T5, {published.ARTICLE} and {published.PULL_REQUEST}",
+        [*_shown("T5"), "", *_shown("T5_pull_request")],
+        _pairs,
+    ),
+    "table-av-gain": Page(
+        "Gain of adaptive verification", f"T6, {published.PULL_REQUEST}", _shown("T6"), _gain
+    ),
+    "figure-frontier": Page(
+        "Throughput against interactivity",
+        f"F2, {published.ARTICLE}, without numbers",
+        [],
+        _frontier,
+    ),
+    "lossless": Page("Losslessness", f"A1, {published.ARTICLE}", [], _lossless, once=True),
+    "replay-drift": Page(
+        "Online estimators and abrupt change",
+        "the update rule of vLLM PR #52228; its overshoot is ours to show",
+        [],
+        _replay,
+    ),
+}
 
 
 if __name__ == "__main__":
