@@ -30,6 +30,8 @@ from draftlab.policies.frontier import (
     measures,
     pareto,
 )
+from draftlab.policies.logged_trees import COLUMNS as TREE_COLUMNS
+from draftlab.policies.logged_trees import has_trees, read_trees
 from draftlab.policies.replayed import (
     Predictions,
     Proposals,
@@ -84,12 +86,14 @@ class Simulation:
     """One row per cost, policy, dataset and concurrency: cost, cost_source, policy, predictor,
     lossless, dataset, concurrency, verify_length (of fixed), tokens_per_second,
     tokens_per_second_per_request, acceptance_length, verified_per_step, wasted, lost (the last
-    four per request and step), each with _low and _high; on_frontier (no policy or concurrency
+    four per request and step; of eagle2 the nodes sent at most, and nothing is called lost), each
+    with _low and _high; on_frontier (no policy or concurrency
     is better in both speeds), n_proposals, n_groups, n_steps."""
     gains: pl.DataFrame
     """One row per cost, adaptive policy, dataset and concurrency, against the full fixed length
-    (AV off): policy, predictor, lossless, off_tokens_per_second, tokens_per_second, gain,
-    gain_low, gain_high (relative, paired), off_acceptance_length, acceptance_length,
+    (AV off): policy, predictor, lossless, verify_length (nodes of eagle2),
+    off_tokens_per_second, tokens_per_second, gain, gain_low, gain_high (relative, paired),
+    off_acceptance_length, acceptance_length,
     best_fixed_length, gain_over_best_fixed (against the best fixed length at this concurrency),
     captured (share of the oracle's gain), reason (where there is no gain)."""
     regret: pl.DataFrame
@@ -159,8 +163,9 @@ def simulate(
     cost : CostTable or sequence of them
         Each is simulated by itself; a measured one beside a model, say.
     policies : sequence of str, optional
-        ``fixed`` (all lengths 0..K), ``draft-verify``, ``clairvoyant``, or POLICY/PREDICTOR as in
-        ``av/logit_qmax``; a default set unless told.
+        ``fixed`` (all lengths 0..K), ``draft-verify``, ``eagle2`` (several sizes; needs logged
+        trees), ``clairvoyant``, or POLICY/PREDICTOR as in ``av/logit_qmax``; a default set
+        unless told.
     predictors : sequence of str, optional
         Instead of ``policies``: adaptive verification by each of these, and the fixed lengths.
     concurrencies : sequence of int
@@ -201,6 +206,8 @@ def simulate(
     options = _check(cost, concurrencies, cap, seed, by_dataset)._replace(regret=regret)
     opened = open_any(log)
     specs = _specs(policies, predictors)
+    if policies is predictors is None and has_trees(opened):
+        specs = (*specs, "eagle2")
     jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
     columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs)})
     tables = _Tables([], [], [], _assumptions())
@@ -208,7 +215,8 @@ def simulate(
     for cell in cells:
         _refuse_selected(cell)
         jobs = jobs_of[cell.num_positions]
-        _simulate_cell(cell, jobs, columns, options, tables, default=policies is predictors is None)
+        default = policies is predictors is None
+        _simulate_cell(opened, cell, jobs, columns, options, tables, default=default)
     result = Simulation(
         frontier=_frontier_table(tables.frontier),
         gains=pl.DataFrame(tables.gains, schema=_GAINS),
@@ -261,7 +269,8 @@ def _lengths(log: DraftLog) -> set[int]:
 
 
 def _columns(jobs: Sequence[Job]) -> set[str]:
-    return {c for job in jobs for name in base_predictors(job) for c in PREDICTORS[name].columns}
+    read = {c for job in jobs for name in base_predictors(job) for c in PREDICTORS[name].columns}
+    return read.union(*(TREE_COLUMNS for job in jobs if job.policy.reads == "tree"))
 
 
 def _assumptions() -> list[str]:
@@ -281,6 +290,7 @@ def _refuse_selected(cell: Cell) -> None:
 
 
 def _simulate_cell(
+    log: DraftLog,
     cell: Cell,
     jobs: Sequence[Job],
     columns: Sequence[str],
@@ -293,9 +303,12 @@ def _simulate_cell(
     names = {name for job in jobs for name in base_predictors(job)}
     predictions = Predictions(proposals, [PREDICTORS[name] for name in sorted(names)])
     runner = Runner(proposals, predictions)
+    if any(job.policy.reads == "tree" for job in jobs):
+        runner.trees = read_trees(log, cell, proposals)
     reasons = [runner.missing(job) for job in jobs]
     if not default:  # nobody asked for what the log lacks
-        tables.notes.extend(f"{cell.run}: {reason}" for reason in reasons if reason)
+        missing = dict.fromkeys(reason for reason in reasons if reason)
+        tables.notes.extend(f"{cell.run}: {reason}" for reason in missing)
     tables.notes.extend(_cell_notes(cell, proposals))
     usable = [job for job, reason in zip(jobs, reasons, strict=True) if reason is None]
     for job in usable:
@@ -378,7 +391,8 @@ def _run_batch(
     tables: _Tables,
 ) -> None:
     def work(job: Job) -> Sums:
-        return add_up(batch, *runner.run(job, batch, place.cost, options.cap))
+        admitted, step_ms = runner.run(job, batch, place.cost, options.cap)
+        return add_up(runner.outcome(job, batch), admitted, step_ms)
 
     found = dict(zip(jobs, run_threads(work, jobs), strict=True))
     figures = {job: measures(sums, batch.concurrency) for job, sums in found.items()}
@@ -415,7 +429,7 @@ def _regret_at(options: _Options) -> int:
 def _gains(
     place: _Place, batch: Batch, found: dict[Job, Sums], figures: dict[Job, dict[str, float]]
 ) -> Iterator[dict[str, Any]]:
-    fixed = {job.length: job for job in found if job.length is not None}
+    fixed = {job.length: job for job in found if job.policy.name == "fixed"}
     if not fixed:
         return
     K = max(length for length in fixed if length is not None)
@@ -424,7 +438,7 @@ def _gains(
     best = max(fixed.values(), key=lambda job: speed[job])
     ceiling = next((j for j in found if j.name == "av/oracle"), None)
     for job, sums in found.items():
-        if job.length is not None:
+        if job.policy.name == "fixed":
             continue
         change = gain_over(sums, found[off])
         captured = None
@@ -437,6 +451,7 @@ def _gains(
             place.columns(batch.concurrency)
             | _job_columns(job, place)
             | {
+                "verify_length": job.length,
                 "off_tokens_per_second": speed[off],
                 "tokens_per_second": speed[job],
                 "gain": change.gain,
@@ -535,6 +550,8 @@ def _why_no_gain(cell: Cell, gains: Sequence[dict[str, Any]]) -> Iterator[str]:
         if row["reason"] is None or row["dataset"] is not None:
             continue
         name = row["policy"] + (f"/{row['predictor']}" if row["predictor"] else "")
+        if row["verify_length"] is not None:
+            name += f" of {row['verify_length']} nodes"
         kind = row["reason"].split(":")[0] if "table" in row["reason"] else row["reason"]
         grouped.setdefault((row["cost"], name, kind), []).append(row["concurrency"])
     for (cost, name, kind), where in grouped.items():
@@ -561,6 +578,7 @@ _FRONTIER = (
 _GAINS = (
     _PLACE_COLUMNS
     | _JOB_COLUMNS
+    | {"verify_length": pl.Int32}
     | dict.fromkeys(
         ("off_tokens_per_second", "tokens_per_second", "gain", "gain_low", "gain_high",
          "off_acceptance_length", "acceptance_length"), pl.Float64)

@@ -423,3 +423,64 @@ def test_sts_heals_an_overconfident_head_and_never_sees_its_own_fold(tmp_path: P
                      concurrencies=[32]).gains  # fmt: skip
     speed = dict(zip(gains["predictor"], gains["tokens_per_second"], strict=True))
     assert speed["confidence-sts"] > speed["confidence"]
+
+
+def write_trees(folder: Path, **changes: Any) -> Path:
+    """Write 240 greedy proposals of three drafts with two alternatives each, log q 0.7 and 0.2.
+
+    The target takes the drafter's second token where it rejects an even proposal, and a token
+    outside the alternatives where it rejects an odd one.
+    """
+    rng = np.random.default_rng(1)
+    K, width = 3, 2
+    with LogWriter(folder, METADATA | {"num_speculative_tokens": K, "drafting": "greedy"}) as log:
+        for request in range(240):
+            log.request(request, group=f"g{request}", dataset="x", temperature=0.0)
+            accepted = int(rng.integers(0, K + 1))
+            labels = [k < accepted if k <= accepted else None for k in range(K)]
+            other = 1 if request % 2 == 0 else 5
+            columns: dict[str, Any] = {
+                "target_rank_in_q": np.where(np.arange(K) < accepted, 0, other),
+                "target_entropy": np.zeros(K),
+                "tree_rank": np.tile(np.arange(width), (K, 1)),
+                "tree_log_prob": np.log(np.tile([0.7, 0.2], (K, 1))),
+                "tree_drawn": np.zeros(K, dtype=np.int64),
+            }
+            known = {n: v for n, v in (columns | changes).items() if v is not None}
+            log.step({"step": request}, proposal(request, labels, request=request, **known))
+    return log.folder
+
+
+def test_eagle2_on_logged_trees_by_hand(tmp_path: Path) -> None:
+    """Worth by node: chain 0.7, 0.49, 0.343; alternatives 0.2, 0.14, 0.098."""
+    run = write_trees(tmp_path)
+    result = simulate(run, LOADED, policies=["fixed", "eagle2"], concurrencies=[1])
+    [cell] = read_cells(open_log(run), [])
+    proposals = read_proposals(cell, [], num_folds=2)
+    accepted = proposals.accepted
+    even = proposals.keys["request"].to_numpy() % 2 == 0
+    rescued = even & (accepted < 3)
+    for nodes, worth in ((3, accepted), (6, accepted + rescued)):
+        row = pick(result.frontier, policy="eagle2", verify_length=nodes)
+        assert row["acceptance_length"] == pytest.approx(1 + worth.mean(), rel=CLOSE)
+        assert row["verified_per_step"] == nodes
+        emitted, step_ms = 1 + worth.mean(), LOADED.step_ms(1, 1 + nodes)
+        assert row["tokens_per_second"] == pytest.approx(1e3 * emitted / step_ms, rel=CLOSE)
+        assert row["lossless"] is True
+    # more nodes than there are: all are sent
+    wide = pick(result.frontier, policy="eagle2", verify_length=62)
+    assert wide["verified_per_step"] == 6
+    assert result.gains["verify_length"].to_list() == [3, 6, 12, 62]
+
+
+def test_eagle2_says_why_it_cannot_be_simulated(run: Path, tmp_path: Path) -> None:
+    def why(log: Path) -> str:
+        notes = simulate(log, LOADED, policies=["fixed", "eagle2"], concurrencies=[1]).notes
+        [note] = [note for note in notes if "eagle2" in note]
+        return note
+
+    assert "no trees: collect with --log-tree" in why(run)
+    sampled = write_trees(tmp_path / "sampled", target_entropy=np.full(3, 0.5))
+    assert "known only where the target is greedy" in why(sampled)
+    unknown = write_trees(tmp_path / "unknown", target_entropy=None)
+    assert "known only where the target is greedy" in why(unknown)

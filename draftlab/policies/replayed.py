@@ -61,6 +61,8 @@ class Proposals:
     """(P,)."""
     rows: pl.DataFrame
     """(P * K) rows with the raw columns, proposal by proposal."""
+    keys: pl.DataFrame
+    """run, request and step of each of the P proposals."""
     num_positions: int
     num_dropped: int
     """Proposals left out: incomplete, not graded, or with an excluded row."""
@@ -129,7 +131,7 @@ def _starts(frame: pl.DataFrame, keys: tuple[str, ...]) -> IntArray:
 def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Proposals:
     K = cell.num_positions
     label, stop = (frame[name].to_numpy().reshape(-1, K) for name in ("label", "stop"))
-    head = frame.gather_every(K).select("run", "request", "dataset", "prompt")
+    head = frame.gather_every(K).select("run", "request", "step", "dataset", "prompt")
     starts = _starts(head, ("run", "request"))
     lengths = np.diff(starts, append=len(head))
     run, dataset, prompt = (
@@ -148,6 +150,7 @@ def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Pro
         group=run * len(cell.prompts) + prompt,
         fold=assign_folds(dataset, prompt, folds) if folds > 1 else np.zeros_like(prompt),
         rows=frame.drop("label", "stop", "bad", "run", "request", "step", "dataset", "prompt"),
+        keys=head.select("run", "request", "step"),
         num_positions=K,
         num_dropped=dropped,
     )

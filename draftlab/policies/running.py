@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from draftlab.errors import InputError
 from draftlab.online.rivals import ESTIMATORS
 from draftlab.online.vllm import Constants
 from draftlab.policies.batches import Rule, admit_adaptively, admit_online
+from draftlab.policies.logged_trees import LoggedTrees
 from draftlab.policies.replayed import STS
 from draftlab.policies.stopping import (
     draft_and_verify,
@@ -19,6 +20,7 @@ from draftlab.policies.stopping import (
     rejection_threshold,
     static_threshold,
 )
+from draftlab.policies.tree import NUM_NODES
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.survival import SURVIVAL
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-Reads = Literal["nothing", "survival", "conditional", "draw", "truth"]
+Reads = Literal["nothing", "survival", "conditional", "draw", "tree", "truth"]
 
 ONLINE = "online-"
 """Predictors ``online-NAME`` are the estimators of a replay, driving themselves."""
@@ -71,6 +73,8 @@ POLICIES: dict[str, Policy] = {
         Policy("specdec", "SpecDec++: stop once a rejection is likelier than 0.3", "conditional"),
         Policy("draft-verify", "Draft & Verify: stop behind a token under an adaptive threshold",
                "draw"),
+        Policy("eagle2", "EAGLE-2: the nodes of a logged tree with the largest product of q",
+               "tree"),
         Policy("clairvoyant", "ceiling: knows every label before it verifies", "truth",
                Rule(lag=0)),
     )
@@ -83,11 +87,13 @@ class Job(NamedTuple):
     policy: Policy
     predictor: str | None
     length: int | None
-    """Of the fixed policy."""
+    """Of the fixed policy; of a tree, the nodes sent at most."""
 
     @property
     def name(self) -> str:
-        """Policy, or policy/predictor."""
+        """Policy, policy/predictor, or policy with its nodes."""
+        if self.policy.reads == "tree":
+            return f"{self.policy.name} of {self.length} nodes"
         return (
             self.policy.name if self.predictor is None else f"{self.policy.name}/{self.predictor}"
         )
@@ -161,6 +167,9 @@ def make_jobs(specs: Sequence[str], num_positions: int) -> list[Job]:
             check_predictor(predictor, policy)
         if name == "fixed":
             jobs += [Job(policy, None, length) for length in range(num_positions + 1)]
+        elif policy.reads == "tree":
+            sizes = sorted({*(num_positions * n for n in (1, 2, 4)), NUM_NODES - 1})
+            jobs += [Job(policy, None, size) for size in sizes]
         else:
             jobs.append(Job(policy, predictor or None, None))
     return jobs
@@ -185,6 +194,8 @@ class Runner:
         self, proposals: Proposals, predictions: Predictions, constants: Constants | None = None
     ) -> None:
         self._proposals = proposals
+        self.trees: LoggedTrees | str = "no trees were read"
+        self._sent: dict[str, tuple[IntArray, IntArray]] = {}
         self._predictions = predictions
         self._constants = constants or Constants()
         self._survivals: dict[str, Survivals] = {}
@@ -197,6 +208,8 @@ class Runner:
 
     def missing(self, job: Job) -> str | None:
         """Return what the log lacks for a job, or None."""
+        if job.policy.reads == "tree" and isinstance(self.trees, str):
+            return f"{job.policy.name} is left out: {self.trees}"
         for name in base_predictors(job):
             if not self._predictions.has(name):
                 return f"{job.name} is left out: the log does not record {name} on every draft"
@@ -207,6 +220,8 @@ class Runner:
         if job.policy.rule is not None:
             if not (job.predictor or "").startswith(ONLINE):
                 self._survival(job)
+        elif isinstance(self.trees, LoggedTrees) and job.policy.reads == "tree":
+            self._sent[job.name] = self.trees.send(job.length or 0)
         elif job.policy.reads != "nothing":
             self._lengths[job.name] = self._stop(job)
 
@@ -228,6 +243,9 @@ class Runner:
         """Return admitted drafts (steps, slots) and the time of each step, ms."""
         c, K = batch.concurrency, self._proposals.num_positions
         rule = job.policy.rule
+        if job.name in self._sent:
+            nodes = self._sent[job.name][0][batch.rows]
+            return nodes, cost.step_ms(c, c + nodes.sum(axis=1))
         if rule is None:
             lengths = self._lengths.get(job.name) or fixed(job.length or 0, len(self._proposals))
             admitted, passes = lengths.admitted[batch.rows], lengths.passes[batch.rows]
@@ -242,6 +260,12 @@ class Runner:
             survival = self._survival(job)
             admitted = admit_adaptively(survival, self._proposals.age, batch.rows, step_ms, rule)
         return admitted, step_ms[admitted.sum(axis=1)]
+
+    def outcome(self, job: Job, batch: Batch) -> Batch:
+        """Return the batch with what the target accepts of this job's drafts."""
+        if job.name not in self._sent:
+            return batch
+        return replace(batch, accepted=self._sent[job.name][1][batch.rows])
 
     def run_survivals(
         self, survivals: Survivals, batch: Batch, cost: CostTable, rule: Rule

@@ -163,7 +163,7 @@ def test_kill_at_any_instant_loses_at_most_the_open_part(tmp_path: Path) -> None
 
 def test_alternatives_become_a_table_of_their_own(tmp_path: Path) -> None:
     """Two drafts of three alternatives; the second most likely one was drawn first."""
-    beside = {
+    beside: dict[str, Any] = {
         "tree_rank": np.array([[0, 1, 2], [0, 1, 7]]),
         "tree_log_prob": np.log([[0.5, 0.3, 0.1], [0.6, 0.2, 0.01]]),
         "tree_drawn": np.array([1, 2]),

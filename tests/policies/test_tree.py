@@ -120,9 +120,9 @@ def random_combs(rng: Any, P: int, K: int, W: int) -> Combs:
     return Combs(log_q, np.broadcast_to(np.arange(W), (P, K, W)), parent)
 
 
-def walk(combs: Combs, kept: Any, text: list[int], p: int) -> int:
+def walk(combs: Combs, kept: Any, text: list[Any], p: int) -> int:
     """Follow the target's choices down a logged tree, node by node."""
-    K = combs.rank.shape[1]
+    K = int(combs.rank.shape[1])
     drawn = [*combs.parent[p, 1:].tolist(), None]
     for k in range(K):
         if text[k] >= combs.rank.shape[2] or not kept[p, k, text[k]]:
