@@ -5,10 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 LABELLED ?= 10000
 
-.PHONY: help install run test lint sample bench conformance reproduce clean
+PROMPTS ?=
+TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
+	table-pairs table-av-gain figure-frontier lossless replay-drift
+
+.PHONY: help install run test lint sample bench conformance reproduce clean $(TABLES)
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo 'One published item each: $(TABLES)'
 
 install: $(VENV)/.installed ## Prepare .venv with the engine and the developer tools
 
@@ -31,12 +36,16 @@ lint: install ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-sample: install ## Collect the sample logs again (about 40 minutes on 2 cores)
+sample: install ## Collect the three sample logs again (about 40 minutes on 2 cores)
 	$(BIN)/draftlab collect --out data/sample --max-labelled 162000
 	$(BIN)/draftlab collect --out data/sample-t1 --temperature 1 --skip-layers 13,25 --max-labelled 20000
+	$(BIN)/draftlab collect --out data/sample-skip-3 --skip-layers 7,16,25 --max-labelled 20000
 
-reproduce: install ## Write the published feature table beside our own, from the sample logs
-	$(BIN)/python reports/reproduce.py
+reproduce: install ## Every published table beside our own, with verdicts (PROMPTS='a.jsonl b.jsonl')
+	$(BIN)/python reports/reproduce.py --prompts $(PROMPTS)
+
+$(TABLES): install
+	$(BIN)/python reports/reproduce.py $@ --prompts $(PROMPTS)
 
 conformance: install ## Check the engine against transformers, and the hook against real vLLM
 	$(BIN)/python -m pytest tests/conformance/test_transformers.py

@@ -8,6 +8,7 @@ holds the rules of the verdicts.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,7 +41,7 @@ LOGS = {
     "temperature-1": ROOT / "data" / "sample-t1",
     "skip-3": ROOT / "data" / "sample-skip-3",
 }
-PROMPTS_LOG = ROOT / "reports" / "logs" / "prompts"
+LOGS_OF_PROMPTS = ROOT / "reports" / "logs"
 PROMPTS_LABELLED = 20_000
 START, END = "<!-- headline:", "<!-- /headline -->"
 _HIDDEN = ("run", "pair", "drafting")
@@ -66,11 +67,13 @@ def main() -> None:
 
 def collect_prompts(files: list[str]) -> Path:
     """Collect the embedded default on a user's prompt files, once, and return the log."""
-    if not PROMPTS_LOG.exists():
-        command = [sys.executable, "-m", "draftlab", "collect", "--out", str(PROMPTS_LOG)]
+    content = b"".join(Path(file).read_bytes() for file in files)
+    log = LOGS_OF_PROMPTS / hashlib.sha256(content).hexdigest()[:12]
+    if not log.exists():
+        command = [sys.executable, "-m", "draftlab", "collect", "--out", str(log)]
         command += [part for file in files for part in ("--prompts", file)]
         subprocess.run([*command, "--max-labelled", str(PROMPTS_LABELLED)], check=True)
-    return PROMPTS_LOG
+    return log
 
 
 def write_page(name: str, studies: list[Study]) -> list[dict[str, object]]:
@@ -88,6 +91,8 @@ def write_page(name: str, studies: list[Study]) -> list[dict[str, object]]:
         lines += [f"## {study.name}: {study.cell.pair}", "", *page.write(study), ""]
     lines += ["## Verdicts", "", verdict_table(rows), ""]
     save(f"{name}.md", "\n".join(lines))
+    for row in rows:
+        print(f"  {row['log']}: {row['claim']}: {row['verdict']}")
     return rows
 
 
@@ -128,7 +133,7 @@ def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
         "",
     ]
     save("verdicts.md", "\n".join(lines))
-    print("\n" + markdown_table(table.select("item", "claim", "log", "verdict")))
+    print("\n" + markdown_table(wide))
 
 
 def write_headline(study: Study) -> None:
