@@ -36,13 +36,26 @@ class Excluded(IntFlag):
     AFTER_STOP = 64
 
 
+EXCLUDED: dict[Excluded, str] = {
+    Excluded.WARMUP: "of the engine's own warm-up requests",
+    Excluded.TARGET_ONLY_TRANSFORM: "of a request whose logits are changed on the target side "
+    "alone: penalties, bad words, logit bias and the like",
+    Excluded.GRAMMAR: "of a request with structured output, whose refusals look like rejections",
+    Excluded.PLACEHOLDER: "drafted in the middle of a prompt, never verified",
+    Excluded.NONFINITE: "with NaN or infinite logits",
+    Excluded.FOREIGN_METHOD: "of a run whose verification method is not `standard`",
+    Excluded.AFTER_STOP: "behind the token that ended the request, or drafted after it",
+}
+"""What a row is that carries the bit."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a log table."""
 
     name: str
     dtype: str
-    """Arrow type name; ``dictionary`` is a string that repeats."""
+    """Arrow type name; ``dictionary`` is a string that repeats, ``list<T>`` a list of T."""
     doc: str
     """Meaning, with unit and range."""
     null: str | None = None
@@ -302,6 +315,18 @@ TREES: tuple[Column, ...] = (
 )
 """The drafted chain with its alternatives, of runs that were collected with --log-tree."""
 
+DISTRIBUTIONS: tuple[Column, ...] = (
+    Column("request", "int64", "key into requests"),
+    Column("step", "int64", "engine step of the proposal, as in drafts"),
+    Column("slot", "int32", "request-state slot"),
+    Column("position", "int16", "draft position k, from 0"),
+    Column("tokens", "list<int32>", "token ids that are kept; -1 stands for all the others"),
+    Column("p", "list<float32>", "target's probabilities of these, sum 1"),
+    Column("q", "list<float32>", "drafter's probabilities of these, sum 1"),
+)
+"""A sample of observed positions, of runs that were collected with --log-distributions. It is
+written when the run ends, and is no table of `TABLES`."""
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "requests": REQUESTS,
     "drafts": DRAFTS,
@@ -363,12 +388,14 @@ def arrow_schema(table: str, columns: list[str] | None = None) -> pa.Schema:
     import pyarrow as pa
 
     def arrow_type(dtype: str) -> pa.DataType:
+        if dtype.startswith("list<"):
+            return pa.list_(arrow_type(dtype[5:-1]))
         return pa.string() if dtype == "dictionary" else pa.type_for_alias(dtype)
 
     return pa.schema(
         [
             pa.field(column.name, arrow_type(column.dtype), nullable=column.null is not None)
-            for column in TABLES[table]
+            for column in (TABLES | {"distributions": DISTRIBUTIONS})[table]
             if columns is None or column.name in columns
         ]
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftlab import schema
 from draftlab.log.files import replace_file
 
 if TYPE_CHECKING:
@@ -23,17 +24,7 @@ TOP_TOKENS = 1024
 """Tokens of q that a row keeps besides the target's support; the rest is one entry."""
 TAIL = -1
 FOLDER = "distributions"
-_SCHEMA = pa.schema(
-    [
-        ("request", pa.int64()),
-        ("step", pa.int64()),
-        ("slot", pa.int32()),
-        ("position", pa.int16()),
-        ("tokens", pa.list_(pa.int32())),
-        ("p", pa.list_(pa.float32())),
-        ("q", pa.list_(pa.float32())),
-    ]
-)
+_SCHEMA = schema.arrow_schema(FOLDER)
 
 
 @dataclass
