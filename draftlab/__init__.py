@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftlab.auditing import audit
     from draftlab.calibrating import calibrate
+    from draftlab.comparing import compare
     from draftlab.evaluation import evaluate
     from draftlab.log.reader import open_log
     from draftlab.replaying import replay
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "audit",
     "calibrate",
+    "compare",
     "evaluate",
     "open_log",
     "replay",
@@ -34,6 +36,7 @@ __all__ = [
 _PUBLIC = {
     "audit": "draftlab.auditing",
     "calibrate": "draftlab.calibrating",
+    "compare": "draftlab.comparing",
     "evaluate": "draftlab.evaluation",
     "open_log": "draftlab.log.reader",
     "replay": "draftlab.replaying",

@@ -88,7 +88,7 @@ def auc_interval(y: npt.ArrayLike, score: npt.ArrayLike, group: npt.ArrayLike) -
     """
     label, values = check_rows(y, score, "score")
     clusters, num_groups = _codes(group)
-    wins, chances = _wins(label, values)
+    wins, chances = row_pairs(label, values)
     entry = np.zeros(num_groups, dtype=np.int64)
     ratio, influence = ratio_influence(
         sum_by(clusters, wins, num_groups), sum_by(clusters, chances, num_groups), entry, 1
@@ -162,8 +162,20 @@ def _codes(group: npt.ArrayLike) -> tuple[IntArray, int]:
     return codes, len(distinct)
 
 
-def _wins(label: BoolArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return, for each row, twice the pairs that it wins and twice the pairs it is in."""
+def row_pairs(label: BoolArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return, for each row, twice the pairs that it wins and twice the pairs it is in.
+
+    Parameters
+    ----------
+    label : (n,) bool
+    values : (n,) float64
+        Scores.
+
+    Returns
+    -------
+    wins, chances : (n,) float64
+        Their sums have the AUC as ratio; see `ratio_influence`.
+    """
     order = np.argsort(values)
     wins = np.empty(len(label))
     first = np.zeros(len(label), dtype=np.bool_)

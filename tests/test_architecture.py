@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("reporting",),
     ("drifting", "sweeping"),
-    ("structure", "calibrating"),
+    ("structure", "calibrating", "comparing"),
     ("evaluation", "replaying", "simulation", "auditing", "livecheck"),
     (
         "predictors",

@@ -375,7 +375,14 @@ def _study(log: Path, out: Path, *, quiet: bool) -> Path:
         print_simulation(simulated, console)
         state = "theory and numbers agree" if audited.passed else "theory and numbers DISAGREE"
         say(f"\naudit: {len(audited.checks)} checks of losslessness, {state}", quiet=quiet)
-    return report(opened, out, evaluation=evaluated, replay=replayed)
+    return report(
+        opened,
+        out,
+        evaluation=evaluated,
+        replay=replayed,
+        simulation=simulated,
+        audit=audited,
+    )
 
 
 _DEMO_COST = "H100/llama-8b"

@@ -22,6 +22,7 @@ from draftlab.cli.options import (
     say,
     show_progress,
 )
+from draftlab.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -463,17 +464,43 @@ def _drift(
 @app.command()
 def report(
     log: Logs,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the report. [default: report]")
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(help="Log to set beside, repeatable for its runs: differences, not grades."),
+    ] = None,
     in_sample: Annotated[
         bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    ] = False,
+    pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Also write report.pdf.")] = True,
+    markdown: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", help="Print a summary for a pull request; files only with --out."
+        ),
     ] = False,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
-    """Write a self-contained HTML report of a log."""
+    """Write a self-contained report of a log, or of two side by side: HTML, PDF, JSON."""
     from draftlab.log.reader import open_log
-    from draftlab.reporting.render import report as run
+    from draftlab.reporting import render
 
     opened = open_log(*log, strict=strict)
-    say(f"wrote {run(opened, out, in_sample=in_sample)}", quiet=quiet)
+    if compare and in_sample:
+        raise InputError("--compare grades held-out rows: leave out --in-sample")
+    if compare:
+        other = open_log(*compare, strict=strict)
+        content, svgs = render.make_comparison(opened, other)
+    else:
+        content, svgs = render.make_report(opened, in_sample=in_sample)
+    if markdown:
+        from draftlab.reporting.markdown import render_markdown
+
+        typer.echo(render_markdown(content))
+    if out is not None or not markdown:
+        index = render.write_report(content, svgs, out or Path("report"), pdf=pdf)
+        say(f"wrote {index}", quiet=quiet or markdown)
     exit_on_loss(opened)

@@ -130,7 +130,10 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     with mpl.rc_context(STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
         # text stays text: the reader's browser has the glyphs that our font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.draw_without_rendering()  # ticks settle, then the layout makes room for them
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)  # ticks settle in it
+            figure.set_layout_engine("none")  # saving would lay out and draw all once more
         figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

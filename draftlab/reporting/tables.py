@@ -29,6 +29,7 @@ METRICS = ("auc", "log_loss", "ece")
 BY_POSITION = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence", "overlap")
 """Predictors that are shown by position; monotone functions of `logit_qmax` rank rows alike."""
 
+_ENDS = tuple(f"{name}_{end}" for name in ("auc", "log_loss") for end in ("low", "high"))
 _POSITIONS_PRINTED = 9
 _CELL = ("run", "pair", "drafting")
 
@@ -137,7 +138,8 @@ def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataF
         predictor, name, remark, section, lossless, fitted, auc, log_loss, ece, ece_null (ECE
         expected of perfect calibration at this n), ece_null_high (its upper 95 %), brier,
         mean_prediction, rate (observed), n, n_clamped (rows whose feature was beyond its limit),
-        selected, published_auc, published_log_loss, published_ece.
+        selected, published_auc, published_log_loss, published_ece, and the 95 % intervals by
+        prompt: auc_low, auc_high, log_loss_low, log_loss_high.
     """
     chosen = _only(evaluation) if cell is None else cell
     rows = of_cell(evaluation.metrics, chosen).filter(scope="overall", view="conditional")
@@ -159,7 +161,7 @@ def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataF
     ).select(
         "predictor", "name", "remark", "section", "lossless", "fitted", *METRICS, "ece_null",
         "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "selected",
-        *theirs,
+        *theirs, *_ENDS,
     )  # fmt: skip
 
 
@@ -171,7 +173,8 @@ def by_position(
     Returns
     -------
     DataFrame
-        predictor, name, position, n, auc, log_loss, ece, in the order of ``predictors``.
+        predictor, name, position, n, auc, log_loss, ece, auc_low, auc_high, log_loss_low,
+        log_loss_high, in the order of ``predictors``.
     """
     wanted = list(predictors)
     rows = of_cell(evaluation.metrics, cell).filter(scope="position", view="conditional")
@@ -185,7 +188,7 @@ def by_position(
             ),
         )
         .sort("order", "position")
-        .select("predictor", "name", "position", "n", *METRICS)
+        .select("predictor", "name", "position", "n", *METRICS, *_ENDS)
     )
 
 
@@ -259,12 +262,14 @@ def markdown_table(frame: pl.DataFrame, digits: int = 4) -> str:
     | a\|b | 0.5000 |
     """
     numeric = [dtype.is_numeric() for dtype in frame.dtypes]
-    lines = [
-        _markdown_row(frame.columns),
-        "|" + "|".join("---:" if right else ":---" for right in numeric) + "|",
-    ]
-    lines += [_markdown_row(format_number(v, digits) for v in row) for row in frame.rows()]
-    return "\n".join(lines)
+    rows = [[format_number(v, digits) for v in row] for row in frame.rows()]
+    return to_markdown(frame.columns, rows, numeric)
+
+
+def to_markdown(titles: list[str], rows: list[list[str]], numeric: list[bool]) -> str:
+    """Return rows of text as a Markdown table, numeric columns right-aligned."""
+    rule = "|" + "|".join("---:" if right else ":---" for right in numeric) + "|"
+    return "\n".join([_markdown_row(titles), rule, *(_markdown_row(row) for row in rows)])
 
 
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:

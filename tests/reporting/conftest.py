@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from draftlab.evaluation import Evaluation, evaluate
 from draftlab.log.reader import DraftLog, open_log
+from draftlab.reporting.content import build_report
+from draftlab.reporting.gathering import Options, Studies, gather
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -49,7 +51,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DraftLog:
 
 @pytest.fixture(scope="session")
 def evaluation(log: DraftLog) -> Evaluation:
-    return evaluate(log)
+    return evaluate(log, keep_predictions=True)
+
+
+@pytest.fixture(scope="session")
+def studies(log: DraftLog, evaluation: Evaluation) -> Studies:
+    return gather(log, Options(), evaluation=evaluation)
+
+
+@pytest.fixture(scope="session")
+def built(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
+    return build_report(log, studies)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ import matplotlib as mpl
 import polars as pl
 import pytest
 
-from draftlab.reporting import figures
-from draftlab.reporting.figures import DRAWINGS
+from draftlab.reporting import calibration_figures, figures
 from draftlab.reporting.style import to_svg
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from draftlab.reporting.tables import Cell
 
 
+DRAWINGS = (*figures.DRAWINGS, *calibration_figures.DRAWINGS, calibration_figures.LENGTHS)
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
 
 
@@ -48,7 +48,7 @@ def test_lines_are_the_metrics_by_position(
 
 
 def test_reliability_holds_the_bins(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
-    figure, table = figures.plot_reliability(evaluation, cells["head"])
+    figure, table = calibration_figures.plot_reliability(evaluation, cells["head"])
     predictors = ["logit_qmax", "qmax", "confidence"]
     assert table["predictor"].unique(maintain_order=True).to_list() == predictors
     assert len(figure.axes) == 6
@@ -59,7 +59,7 @@ def test_reliability_holds_the_bins(evaluation: Evaluation, cells: dict[str, Cel
 
 
 def test_labels_add_up(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
-    _, table = figures.plot_labels(evaluation, cells["plain"])
+    _, table = calibration_figures.plot_labels(evaluation, cells["plain"])
     overall = evaluation.metrics.filter(run="plain", scope="overall", predictor="logit_qmax")
     assert table["n_accepted"].sum() == overall["n_accepted"][0]
     assert (table["n_accepted"] + table["n_rejected"]).sum() == overall["n"][0]

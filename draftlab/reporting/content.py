@@ -1,0 +1,147 @@
+"""The content of a report: one strict JSON value of sections, from which every form is printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from draftlab import published
+from draftlab.reporting import appendix, blocks, tables
+from draftlab.reporting import evaluation_sections as of_evaluation
+from draftlab.reporting import policy_sections as of_policies
+from draftlab.reporting import structure_sections as of_structure
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from draftlab.log.reader import DraftLog
+    from draftlab.reporting.blocks import Block
+    from draftlab.reporting.gathering import Studies
+    from draftlab.reporting.tables import Cell
+
+FORMAT_VERSION = 2
+"""Of report.json."""
+
+
+def build_report(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the content of report.json (strict JSON), and the figures as SVG by id."""
+    evaluation = studies.evaluation
+    cells = tables.cells(evaluation)
+    names = [f"cell-{i}" for i in range(len(cells))]
+    sections = [
+        *(_cell_section(studies, *named, cells) for named in zip(cells, names, strict=True)),
+        of_policies.online(studies.replay),
+        *([of_policies.abrupt_drift(studies.drift)] if studies.drift else []),
+        *([of_policies.losslessness(studies.audit)] if studies.audit else []),
+        appendix.notes(log, evaluation, studies.notes),
+        appendix.meanings(evaluation),
+        appendix.runs(log),
+    ]  # fmt: skip
+    commands = appendix.list_commands(log, evaluation)
+    sections.append(appendix.reproduce(commands, evaluation.provenance))
+    svgs = blocks.take_svgs(sections)
+    content = {
+        "report": FORMAT_VERSION,
+        "title": f"Acceptance prediction: {_title(cells)}",
+        "lede": "How well the drafter's own distribution tells which of its tokens the target "
+        f"will accept, graded on logged drafts; {tables.fit_style(evaluation)}.",
+        "facts": facts(log, cells),
+        "date": date_of(log),
+        "cells": [{"id": name, **cell._asdict()} for name, cell in zip(names, cells, strict=True)],
+        "settings": evaluation.settings,
+        "source": published.ARTICLE,
+        "commands": commands,
+        "provenance": evaluation.provenance,
+        "sections": sections,
+    }
+    return blocks.strict(content), svgs
+
+
+def facts(log: DraftLog, cells: list[Cell]) -> list[list[str]]:
+    """Return what stands in the title block: key and value."""
+    of_input = log.runs[0].metadata
+    engines = dict.fromkeys(str(run.metadata["engine"]) for run in log.runs)
+    return [
+        ["Pair", "; ".join(dict.fromkeys(cell.pair for cell in cells))],
+        ["Draft tokens K", _join(cell.num_speculative_tokens for cell in cells)],
+        ["Drafting", _join(cell.drafting for cell in cells)],
+        ["Sampling", sampling(log)],
+        ["Engine", f"{'; '.join(engines)} on {of_input['device']}"],
+        ["Adaptive verification", _join(r.metadata["adaptive_verification"] for r in log.runs)],
+        ["Runs", _join(run.name for run in log.runs)],
+        ["Date of the run", date_of(log)],
+        ["Proposed drafts", f"{sum(run.rows['drafts'] for run in log.runs):,}"],
+    ]
+
+
+def sampling(log: DraftLog) -> str:
+    """Return how the requests were sampled, in words."""
+    keys = ["temperature", "top_p", "top_k", "min_p"]
+    rows = log.requests.select(keys).unique().sort(keys).collect()
+    kinds = [_sampling(row) for row in rows.head(_SAMPLINGS).iter_rows(named=True)]
+    more = f" and {len(rows) - _SAMPLINGS} more" if len(rows) > _SAMPLINGS else ""
+    return "; ".join(dict.fromkeys(kinds)) + more
+
+
+_SAMPLINGS = 3
+
+
+def _sampling(row: dict[str, Any]) -> str:
+    parts = [
+        f"{name.replace('_', '-')} {value:g}"
+        for name, value in row.items()
+        if value is not None and not (name == "top_k" and value <= 0)
+    ]
+    return ", ".join(parts) or "unknown"
+
+
+def date_of(log: DraftLog) -> str:
+    """Return the day on which the first run started; empty where it does not say."""
+    days = sorted(str(run.metadata.get("started") or "")[:10] for run in log.runs)
+    return next((day for day in days if day), "")
+
+
+def _join(values: Any) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _title(cells: list[Cell]) -> str:
+    pairs = list(dict.fromkeys(cell.pair for cell in cells))
+    return pairs[0] if len(pairs) == 1 else f"{len(pairs)} pairs"
+
+
+def heading(cell: Cell, cells: list[Cell]) -> str:
+    """Return the heading of a cell; it names the pair only where there are several."""
+    several = len({other.pair for other in cells}) > 1
+    drafting = f"{cell.drafting} drafting, K = {cell.num_speculative_tokens}"
+    if several:
+        return f"{cell.pair}, {drafting}"
+    return drafting[0].upper() + drafting[1:]
+
+
+def _cell_section(studies: Studies, cell: Cell, name: str, cells: list[Cell]) -> Block:
+    evaluation = studies.evaluation
+    parts: list[Block | None] = [
+        of_evaluation.results(evaluation, cell, f"{name}-results"),
+        of_evaluation.orders(evaluation, cell, f"{name}-orders"),
+        of_evaluation.against(evaluation, cell, f"{name}-against"),
+        of_evaluation.positions(evaluation, cell, f"{name}-positions"),
+        of_evaluation.calibration(evaluation, cell, f"{name}-calibration"),
+        of_evaluation.acceptance(evaluation, cell, f"{name}-acceptance"),
+        of_evaluation.survival(evaluation, cell, f"{name}-survival"),
+    ]
+    structure = studies.structure
+    if structure is not None and len(_rows_of(structure.pairs, cell)):
+        parts += [
+            of_structure.workloads(structure, cell, f"{name}-workloads"),
+            of_structure.stability(structure, cell, f"{name}-stability"),
+            of_structure.achievable(structure, cell, f"{name}-achievable"),
+        ]
+    simulation = studies.simulation
+    if simulation is not None and len(_rows_of(simulation.frontier, cell)):
+        parts.append(of_policies.budgets(simulation, cell, f"{name}-budgets"))
+    kept = [part for part in parts if part is not None and (part["blocks"] or part["sections"])]
+    return blocks.section(name, heading(cell, cells), [], kept)
+
+
+def _rows_of(frame: pl.DataFrame, cell: Cell) -> pl.DataFrame:
+    return tables.of_cell(frame, cell) if len(frame) else frame

@@ -1,0 +1,128 @@
+"""Run every study of a log that a report shows; what cannot be run is said, not raised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from draftlab.auditing import audit as run_audit
+from draftlab.drifting import drift as run_drift
+from draftlab.errors import InputError
+from draftlab.evaluation import NUM_FOLDS, evaluate
+from draftlab.metrics import NUM_BINS
+from draftlab.policies.cost import check_table, find_cost
+from draftlab.replaying import replay as run_replay
+from draftlab.simulation import cost_of_log, simulate
+from draftlab.structure import structure as run_structure
+from draftlab.threads import run_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from draftlab.auditing import Audit
+    from draftlab.drifting import Drift
+    from draftlab.evaluation import Evaluation
+    from draftlab.log.reader import DraftLog
+    from draftlab.policies.cost import CostTable
+    from draftlab.replaying import Replay
+    from draftlab.simulation import Simulation
+    from draftlab.structure import Structure
+
+MODEL_COST = "H100/llama-8b"
+"""Cost model that every log is simulated with; on it trimming can pay at 64 requests."""
+CONCURRENCIES = (8, 64, 256)
+POLICIES = ("fixed", "av/logit_qmax", "av/confidence", "av/oracle")
+
+
+class Studies(NamedTuple):
+    """Results that a report is made from; None was not to be had, and ``notes`` say why."""
+
+    evaluation: Evaluation
+    replay: Replay
+    structure: Structure | None = None
+    simulation: Simulation | None = None
+    audit: Audit | None = None
+    drift: Drift | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Options(NamedTuple):
+    """How the log is evaluated where no result is given; see `evaluate`."""
+
+    in_sample: bool = False
+    folds: int = NUM_FOLDS
+    n_bins: int = NUM_BINS
+    allow_selected: bool = False
+
+
+def gather(
+    log: DraftLog,
+    options: Options,
+    *,
+    evaluation: Evaluation | None = None,
+    replay: Replay | None = None,
+    structure: Structure | None = None,
+    simulation: Simulation | None = None,
+    audit: Audit | None = None,
+    drift: Drift | None = None,
+) -> Studies:
+    """Return the given results and those that were missing.
+
+    Raises
+    ------
+    InputError
+        The log cannot be evaluated or replayed; every other study is left out with a note.
+    """
+    graded = evaluation or evaluate(log, keep_predictions=True, **options._asdict())
+    replayed = replay or run_replay(log)
+    allowed = bool(graded.metrics["selected"].any())
+    notes: list[str] = []
+
+    given = {"structure": structure, "simulation": simulation, "audit": audit, "drift": drift}
+    runs: dict[str, Callable[[], Any]] = {
+        "structure": lambda: run_structure(log, evaluation=graded, allow_selected=allowed),
+        "simulation": lambda: _simulate(log, notes),
+        "audit": lambda: run_audit(log),
+        "drift": lambda: run_drift(log),
+    }
+
+    def attempt(name: str) -> Any:
+        try:
+            return given[name] or runs[name]()
+        except InputError as error:
+            notes.append(f"{name} left out: {error}")
+            return None
+
+    # side by side: most of their time is arithmetic without Python's lock
+    found = dict(zip(runs, run_threads(attempt, list(runs)), strict=True))
+    return Studies(graded, replayed, **found, notes=tuple(sorted(notes)))
+
+
+def _simulate(log: DraftLog, notes: list[str]) -> Simulation:
+    costs = [find_cost(MODEL_COST)]
+    try:
+        own = cost_of_log(log)
+    except InputError as error:
+        notes.append(f"the log's own steps make no cost table: {error}")
+    else:
+        K = int(log.runs[0].metadata["num_speculative_tokens"])
+        costs += [own] if _says_something(own, K) else []
+        notes.append(_describe(own, K))
+    return simulate(log, costs, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False)
+
+
+def _flat(cost: CostTable, K: int) -> list[str | None]:
+    return [check_table(cost, requests=c, num_speculative_tokens=K) for c in CONCURRENCIES]
+
+
+def _says_something(cost: CostTable, K: int) -> bool:
+    return None in _flat(cost, K)
+
+
+def _describe(cost: CostTable, K: int) -> str:
+    """Say in words what the log's own steps say about trimming."""
+    if _says_something(cost, K):
+        return f"the log's own steps make a cost table ({cost.note}); it is simulated too"
+    return (
+        f"cost flat, nothing to gain on the log's own steps ({cost.note}): {_flat(cost, K)[-1]}; "
+        f"{MODEL_COST} is simulated instead, a model"
+    )

@@ -1,0 +1,324 @@
+"""Figures of what a log says about the model: workloads, transfer, learning, the achievable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from draftlab.published import PUBLISHED
+from draftlab.reporting.figures import shorten
+from draftlab.reporting.style import (
+    COLOURS,
+    INK,
+    MUTED,
+    Drawing,
+    add_legend,
+    new_axes,
+    new_figure,
+    styled,
+)
+from draftlab.reporting.tables import format_number, label, of_cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from draftlab.reporting.tables import Cell
+    from draftlab.structure import Structure
+
+
+@styled
+def plot_correlation(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFrame]:
+    """Draw slope and first intercept of each workload against its mean draft entropy (T4).
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: dataset, n, mean_entropy (nats), slope, intercept_0, slope_r, intercept_0_r (the
+        correlations, on every row). Empty under three workloads.
+    """
+    table = of_cell(structure.workloads, cell).filter(
+        pl.col("mean_entropy").is_finite(), pl.col("intercept_0").is_finite()
+    )
+    correlations = dict(
+        of_cell(structure.workload_correlations, cell).select("coefficient", "r").iter_rows()
+    )
+    table = table.select(
+        "dataset", "n", "mean_entropy", "slope", "intercept_0",
+        slope_r=pl.lit(correlations["slope"], dtype=pl.Float64),
+        intercept_0_r=pl.lit(correlations["intercept_0"], dtype=pl.Float64),
+    ).sort("mean_entropy")  # fmt: skip
+    if len(table) < 3:
+        table = table.clear()
+    figure = new_figure(2.9)
+    left, right = figure.subplots(1, 2, sharex=True)
+    for axes, column, color in ((left, "intercept_0", "blue"), (right, "slope", "orange")):
+        _draw_correlation(axes, table, column, color)
+    left.set_ylabel("log-odds")
+    figure.supxlabel("mean draft entropy of the workload, nats", fontsize=9)
+    return figure, table
+
+
+def _draw_correlation(axes: Axes, table: pl.DataFrame, column: str, color: str) -> None:
+    if table.is_empty():
+        return
+    x, y = table["mean_entropy"].to_numpy(), table[column].to_numpy()
+    slope, start = np.polyfit(x, y, 1)
+    ends = np.array([x.min(), x.max()])
+    axes.plot(ends, start + slope * ends, color=MUTED, linestyle="--", linewidth=1)
+    axes.plot(x, y, linestyle="", marker="o", color=COLOURS[color])
+    for i, (at, value, name) in enumerate(zip(x, y, table["dataset"], strict=True)):
+        axes.annotate(
+            shorten(name, 12), (at, value), fontsize=7.5, color=INK,
+            xytext=(0, 5 if i % 2 else -11), textcoords="offset points", ha="center",
+        )  # fmt: skip
+    axes.set_xlim(ends[0] - 0.2 * (ends[1] - ends[0]), ends[1] + 0.2 * (ends[1] - ends[0]))
+    # one scale for both, so that their spread compares
+    middle = (y.min() + y.max()) / 2
+    reach = 0.6 * max(_reach(table, "slope"), _reach(table, "intercept_0"), 0.1)
+    axes.set_ylim(middle - reach, middle + reach)
+    name = "slope" if column == "slope" else "intercept of position 0"
+    axes.set_title(f"{name}, r = {format_number(float(table[f'{column}_r'][0]), 2)}")
+
+
+def _reach(table: pl.DataFrame, column: str) -> float:
+    values = table[column].to_numpy()
+    return float(values.max() - values.min())
+
+
+@styled
+def plot_transfer(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFrame]:
+    """Draw what a fit to one workload costs on another, nats of log-loss above its own fit.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: trained_on, graded_on, n, log_loss_cost, log_loss_cost_low, log_loss_cost_high.
+        Empty under two workloads.
+    """
+    from matplotlib.patches import Rectangle
+
+    table = of_cell(structure.transfer, cell).select(
+        "trained_on", "graded_on", "n", "log_loss_cost", "log_loss_cost_low", "log_loss_cost_high"
+    )
+    names = table["trained_on"].unique(maintain_order=True).to_list()
+    if len(names) < 2:
+        table = table.clear()
+    figure, axes = new_axes(1.2 + 0.32 * len(names))
+    worst = max([abs(v) for v in table["log_loss_cost"] if v == v], default=1.0) or 1.0
+    for trained, graded, cost in table.select(
+        "trained_on", "graded_on", "log_loss_cost"
+    ).iter_rows():
+        x, y = names.index(graded), names.index(trained)
+        shade = 0.75 * max(cost, 0.0) / worst if cost == cost else 0.0
+        tile = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=COLOURS["orange"], alpha=shade)
+        tile.set_linewidth(0)
+        axes.add_patch(tile)
+        axes.text(x, y, format_number(cost, 3), ha="center", va="center", fontsize=8)
+    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5))
+    axes.set_xticks(range(len(names)), [shorten(n, 14) for n in names], rotation=20, ha="right")
+    axes.set_yticks(range(len(names)), [shorten(n, 14) for n in names])
+    axes.set_xlabel("graded on")
+    axes.set_ylabel("fitted on")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure, table
+
+
+@styled
+def plot_learning(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFrame]:
+    """Draw held-out log-loss against the labelled drafts that were learnt from.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: rows_per_position, repeats, n_train, log_loss, log_loss_sd, auc.
+    """
+    table = of_cell(structure.learning, cell).select(
+        "rows_per_position", "repeats", "n_train", "log_loss", "log_loss_sd", "auc"
+    )
+    figure, axes = new_axes(2.6)
+    x = table["rows_per_position"].to_list()
+    y, spread = table["log_loss"].to_numpy(), table["log_loss_sd"].to_numpy()
+    axes.plot(x, y, color=COLOURS["blue"], marker="o")
+    axes.fill_between(x, y - spread, y + spread, color=COLOURS["blue"], alpha=0.15, linewidth=0)
+    if x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("labelled drafts per position, on average")
+    axes.set_ylabel("log-loss, nats")
+    return figure, table
+
+
+@styled
+def plot_achievable(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFrame]:
+    """Draw which share of the way from a constant to the overlap each predictor goes.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: predictor, name, lossless, n, share_of_log_loss, share_of_auc. Empty without
+        ``overlap``.
+    """
+    rows = of_cell(structure.achievable, cell).filter(
+        ~pl.col("predictor").is_in(["constant", "overlap", "accept_prob"]), scope="overall"
+    )
+    names = [label(name).name for name in rows["predictor"]]
+    table = (
+        rows.with_columns(name=pl.Series(names, dtype=pl.String))
+        .select("predictor", "name", "lossless", "n", "share_of_log_loss", "share_of_auc")
+        .sort("share_of_log_loss", descending=True, nulls_last=True)
+    )
+    figure, axes = new_axes(0.9 + 0.24 * len(table))
+    for y, row in enumerate(table.iter_rows(named=True)):
+        color = COLOURS["blue"] if row["lossless"] else COLOURS["purple"]
+        name = "lossless" if row["lossless"] else "not lossless"
+        share = row["share_of_log_loss"]
+        axes.barh(y, share, color=color, height=0.62, linewidth=0, label=name)
+        if share < _LEAST_SHARE:  # far worse than knowing nothing: the bar leaves the axes
+            axes.text(0.02, y, f"{100 * share:.0f} %", va="center", fontsize=8)
+    axes.set_yticks(range(len(table)), table["name"].to_list())
+    axes.invert_yaxis()
+    axes.axvline(0, color=MUTED, linewidth=0.8)
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle="--")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes.set_xlim(left=max(axes.get_xlim()[0], _LEAST_SHARE))
+    axes.set_xlabel("way from a constant to the overlap")
+    axes.grid(visible=False, axis="y")
+    handles, names = axes.get_legend_handles_labels()
+    first = {name: handle for handle, name in reversed(list(zip(handles, names, strict=True)))}
+    if first:
+        figure.legend(list(first.values()), list(first), loc="outside upper left", ncols=2)
+    return figure, table
+
+
+_LEAST_SHARE = -0.5
+
+
+@styled
+def plot_drift(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFrame]:
+    """Draw how log-odds moved from the earlier to the later half at equal features.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: position, n_early, n_late, shift (log-odds), shift_low, shift_high, changed.
+    """
+    table = of_cell(structure.drift, cell).filter(pl.col("position").is_not_null())
+    table = table.select(
+        "position", "n_early", "n_late", "shift", "shift_low", "shift_high", "changed"
+    )
+    figure, axes = new_axes(2.2)
+    x = table["position"].to_list()
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.plot(x, table["shift"].to_list(), linestyle="", marker="o", color=COLOURS["blue"])
+    axes.vlines(x, table["shift_low"].to_list(), table["shift_high"].to_list(),
+                color=COLOURS["blue"], linewidth=1.4)  # fmt: skip
+    axes.set_xticks(x)
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("shift, log-odds")
+    add_legend(figure, axes)
+    return figure, table
+
+
+def _spell_correlation(table: pl.DataFrame) -> str:
+    parts = [
+        f"{row['dataset']}: entropy {format_number(row['mean_entropy'], 2)}, intercept "
+        f"{format_number(row['intercept_0'], 2)}, slope {format_number(row['slope'], 2)}"
+        for row in table.iter_rows(named=True)
+    ]
+    return "; ".join(parts) + "."
+
+
+def _spell_transfer(table: pl.DataFrame) -> str:
+    foreign = table.filter(pl.col("trained_on") != pl.col("graded_on")).sort("log_loss_cost")
+    best, worst = (foreign.row(at, named=True) for at in (0, -1))
+    parts = [
+        f"fitted on {row['trained_on']}, graded on {row['graded_on']}: "
+        f"{format_number(row['log_loss_cost'])}"
+        for row in (worst, best)
+    ]
+    return f"Log-loss above the own fit, worst: {parts[0]}; best: {parts[1]}."
+
+
+def _spell_learning(table: pl.DataFrame) -> str:
+    parts = [
+        f"{format_number(row['rows_per_position'])} drafts: {format_number(row['log_loss'])}"
+        for row in table.iter_rows(named=True)
+    ]
+    return "Held-out log-loss. " + "; ".join(parts) + "."
+
+
+def _spell_achievable(table: pl.DataFrame) -> str:
+    parts = [
+        f"{row['name']} {format_number(100 * row['share_of_log_loss'], 0)} %"
+        for row in table.iter_rows(named=True)
+    ]
+    return "; ".join(parts) + "."
+
+
+def _spell_drift(table: pl.DataFrame) -> str:
+    shifts = ", ".join(format_number(value, 3) for value in table["shift"])
+    changed = int(table["changed"].fill_null(value=False).sum())
+    return f"Shift by position from 0: {shifts}; {changed} of {len(table)} changed."
+
+
+_PUBLISHED = PUBLISHED["T4_correlation"].records()
+CORRELATION = Drawing(
+    "correlation",
+    "Coefficients and draft entropy",
+    plot_correlation,
+    lambda table: (
+        f"n = {format_number(table['n'].sum())} drafts of {len(table)} workloads, each fitted "
+        "alone; both panels span the same range of log-odds."
+    ),
+    _spell_correlation,
+    "Points along the dashed line move with the entropy of the workload. Published: r = "
+    f"{_PUBLISHED['intercept_0']['r']} of the intercept and {_PUBLISHED['slope']['r']} of the "
+    "slope; over so few workloads any r may be chance.",
+)
+TRANSFER = Drawing(
+    "transfer",
+    "Fits on foreign workloads",
+    plot_transfer,
+    lambda table: f"n = {format_number(table['n'].max())} drafts at most in a tile; nats.",
+    _spell_transfer,
+    "Each row is a fit, each column where it is used; the tile is the log-loss above that of the "
+    "workload's own fit. A strong colour down a column: that workload needs a fit of its own.",
+)
+LEARNING = Drawing(
+    "learning",
+    "Learning curve",
+    plot_learning,
+    lambda table: (
+        f"n = {format_number(table['rows_per_position'].max())} labelled drafts per position at "
+        f"most; mean of {format_number(table['repeats'].max())} folds, the band is their sd."
+    ),
+    _spell_learning,
+    "Where the curve is flat, more labels no longer help: an online estimator needs no more than "
+    "that before it is as good as it gets.",
+)
+ACHIEVABLE = Drawing(
+    "achievable",
+    "How good a predictor could be",
+    plot_achievable,
+    lambda table: f"n = {format_number(table['n'].max())} drafts.",
+    _spell_achievable,
+    "0 % knows nothing of the draft, 100 % knows the target's distribution before the draw (the "
+    "overlap): no lossless predictor can pass that line on average.",
+)
+DRIFT = Drawing(
+    "drift",
+    "Later half against earlier half",
+    plot_drift,
+    lambda table: (
+        f"n = {format_number(table['n_early'].sum())} earlier and "
+        f"{format_number(table['n_late'].sum())} later drafts; bars are 95 % by prompt."
+    ),
+    _spell_drift,
+    "At zero, drafts with the same feature are accepted as often later as earlier; a bar off zero "
+    "says that one fit for the whole log misses something.",
+)
