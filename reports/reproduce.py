@@ -11,13 +11,14 @@ import argparse
 import hashlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 from claims import CLAIMS, SPREAD, Claim, intercepts_spread_more, judge
-from study import MODEL_COST, Study
+from study import MODEL_COST, Study, synthetic
 
 from draftlab import published
 from draftlab.auditing import audit
@@ -79,8 +80,20 @@ def collect_prompts(files: list[str]) -> Path:
 def write_page(name: str, studies: list[Study]) -> list[dict[str, object]]:
     """Write one page, print its verdicts and return them."""
     page = PAGES[name]
-    claims = [claim for claim in CLAIMS if claim.item == name]
     asked = studies[: 1 if page.once else None]
+    if name == "replay-drift":
+        return _write_with_synthetic(name, asked)
+    return _write(name, asked, studies)
+
+
+def _write_with_synthetic(name: str, studies: list[Study]) -> list[dict[str, object]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _write(name, [*studies, synthetic(Path(folder))], studies)
+
+
+def _write(name: str, asked: list[Study], studies: list[Study]) -> list[dict[str, object]]:
+    page = PAGES[name]
+    claims = [claim for claim in CLAIMS if claim.item == name]
     rows = [judge(claim, study) for study in asked for claim in claims]
     if name == SPREAD.item:
         pairs = [study for study in studies if study.name in LOGS]
