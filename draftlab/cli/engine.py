@@ -372,6 +372,8 @@ def _study(log: Path, out: Path, *, quiet: bool) -> Path:
         console = new_console()
         print_evaluation(evaluated, console)
         print_replay(replayed, console)
+        if _SAMPLE.is_dir():  # a run long enough for vLLM's own interval; not in the wheel
+            print_replay(replay(_SAMPLE), console)
         print_simulation(simulated, console)
         state = "theory and numbers agree" if audited.passed else "theory and numbers DISAGREE"
         say(f"\naudit: {len(audited.checks)} checks of losslessness, {state}", quiet=quiet)
@@ -386,6 +388,7 @@ def _study(log: Path, out: Path, *, quiet: bool) -> Path:
 
 
 _DEMO_COST = "H100/llama-8b"
+_SAMPLE = Path("data/sample")
 
 
 def _collect(
