@@ -9,7 +9,7 @@ PROMPTS ?=
 TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
 	table-pairs table-av-gain figure-frontier lossless replay-drift
 
-.PHONY: help install run test lint sample bench conformance reproduce clean $(TABLES)
+.PHONY: help install run test lint sample bench conformance reproduce docs clean $(TABLES)
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,5 +59,10 @@ bench: install ## Time the core against its peers
 	$(BIN)/python benchmarks/hook_cost.py
 	$(BIN)/python benchmarks/hook_kernel.py
 
+docs: install ## Build the documentation in site/; it needs no network to be read
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+	@echo wrote site/index.html
+
 clean: ## Remove what was built
-	rm -rf $(VENV) build dist reports/demo
+	rm -rf $(VENV) build dist reports/demo site

@@ -1,0 +1,337 @@
+"""Parts of the documentation that are made from the code: a hook of mkdocs.
+
+A line `<!-- generated: KIND ARGUMENT -->` in a page becomes what `KINDS` makes of it, so that no
+option, column or number is written by hand. After the build, pages that would load anything from
+another server are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import typer.main
+
+from draftlab import schema
+from draftlab.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+    from draftlab.predictors.baselines import Predictor
+    from draftlab.predictors.survival import SurvivalPredictor
+
+ROOT = Path(__file__).parent.parent
+REPRODUCTION = ROOT / "reports" / "reproduction"
+MARK = re.compile(r"^<!-- generated: (\S+) ?(.*?) -->$", re.MULTILINE)
+WIDTH = 118
+RESULTS = {
+    "evaluate": "draftlab.evaluation.Evaluation",
+    "structure": "draftlab.structure.Structure",
+    "calibrate": "draftlab.calibrating.Calibration",
+    "replay": "draftlab.replaying.Replay",
+    "simulate": "draftlab.simulation.Simulation",
+    "audit": "draftlab.auditing.Audit",
+}
+"""The result class of each command that writes tables."""
+
+
+def expand(markdown: str) -> str:
+    """Return a page with every mark replaced by what it names."""
+    return MARK.sub(lambda mark: KINDS[mark[1]](mark[2]).strip(), markdown)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@functools.cache
+def commands() -> dict[str, Any]:
+    """Return the commands by name, as typer holds them."""
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def list_commands(_: str) -> str:
+    rows = [(f"[{name}](commands/{name}.md)", command.help) for name, command in commands().items()]
+    return table(("command", "does"), rows)
+
+
+def list_options(name: str) -> str:
+    command = commands()[name]
+    types = get_type_hints(command.callback)
+    rows = [
+        (spell(param, types.get(param.name)), meaning(param), default_of(param))
+        for param in command.params
+        if "--help" not in param.opts
+    ]
+    return table(("argument or option", "meaning", "default"), rows)
+
+
+def spell(param: Any, annotation: object) -> str:
+    """Return how a parameter is written."""
+    if param.param_type_name == "argument":
+        return f"`{(param.metavar or param.name).upper()}`"
+    names = "/".join([*param.opts, *param.secondary_opts])
+    kind = re.search(r"\b(int|float|Path)\b", str(annotation))
+    return f"`{names}`" if param.is_flag else f"`{names} {kind[1].upper() if kind else 'TEXT'}`"
+
+
+def meaning(param: Any) -> str:
+    """Return a parameter's help without the default that it may spell out."""
+    text = re.sub(r" ?\[default: .*?\]$", "", param.help or "")
+    return text or {"seed": "Seed of everything random."}.get(param.name, "")
+
+
+def default_of(param: Any) -> str:
+    """Return the default as the help says it."""
+    said = re.search(r"\[default: (.*?)\]$", param.help or "")
+    if said:
+        return said[1]
+    if param.required:
+        return "must be given"
+    if param.default in (None, False, (), []) or callable(param.default):
+        return "off" if param.param_type_name == "option" and param.is_flag else "none"
+    return "on" if param.default is True else f"`{param.default}`"
+
+
+def list_results(name: str) -> str:
+    """Say what the tables of a command's result hold, from the docstrings of its class."""
+    module, _, cls = RESULTS[name].rpartition(".")
+    [node] = ast.parse(inspect.getsource(getattr(importlib.import_module(module), cls))).body
+    assert isinstance(node, ast.ClassDef)
+    found = []
+    for field, doc in zip(node.body, node.body[1:], strict=False):
+        if not isinstance(field, ast.AnnAssign) or "DataFrame" not in ast.unparse(field.annotation):
+            continue
+        assert isinstance(doc, ast.Expr)
+        text = inspect.cleandoc(ast.literal_eval(doc.value))
+        found.append(f"**`{ast.unparse(field.target)}`**: {' '.join(text.split())}\n")
+    return "\n".join(found)
+
+
+@functools.cache
+def show_output(argument: str) -> str:
+    """Run a command in the repository and return it with what it prints; N cuts after N lines."""
+    limit, _, rest = argument.partition(" ")
+    command = rest if limit.isdigit() else argument
+    name, *arguments = shlex.split(command)
+    assert name == "draftlab", command
+    done = subprocess.run(
+        [sys.executable, "-m", "draftlab", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command}: exit code {done.returncode}: {done.stderr}")
+    lines = [line.rstrip() for line in done.stdout.replace(f"{ROOT}/", "").splitlines()]
+    if limit.isdigit() and len(lines) > int(limit):
+        lines = [*lines[: int(limit)], "..."]
+    return "\n".join(["```console", f"$ {command}", *lines, "```"])
+
+
+# ---------------------------------------------------------------- the log
+
+
+def list_columns(name: str) -> str:
+    columns = schema.DISTRIBUTIONS if name == "distributions" else schema.TABLES[name]
+    rows = [
+        (
+            f"`{column.name}`",
+            column.dtype,
+            column.doc,
+            column.null or "never null",
+            "yes" if column.required else "may be absent",
+        )
+        for column in columns
+    ]
+    return table(("column", "type", "meaning", "null means", "in every file"), rows)
+
+
+def list_reveals(_: str) -> str:
+    words = {"q": "q", "draw": "the drawn token", "p": "p", "outcome": "the outcome"}
+    rows = [
+        (f"`{column.name}`", ", ".join(words[what] for what in words if what in column.reveals))
+        for column in schema.DRAFTS
+        if column.reveals
+    ]
+    return table(("column", "reveals"), rows)
+
+
+def list_run_keys(_: str) -> str:
+    rows = [(f"`{key.name}`", key.dtype, key.doc, key.null or "never null") for key in schema.RUN]
+    return table(("key", "type", "meaning", "null means"), rows)
+
+
+def list_excluded(_: str) -> str:
+    rows = [(int(bit), f"`{bit.name}`".lower(), text) for bit, text in schema.EXCLUDED.items()]
+    return table(("bit", "name", "a row"), rows)
+
+
+def list_checks(_: str) -> str:
+    from draftlab.log.checks import CHECKS
+
+    return table(("code", "finds", "severity"), [(c.code, c.title, c.severity) for c in CHECKS])
+
+
+# ---------------------------------------------------------------- tables of the code
+
+
+def list_predictors(_: str) -> str:
+    from draftlab.predictors.baselines import PREDICTORS
+    from draftlab.predictors.survival import SURVIVAL
+
+    def last(survival: SurvivalPredictor) -> Predictor:
+        return PREDICTORS[survival.at_draw]
+
+    yes = {True: "yes", False: "no"}
+    rows = [
+        (f"`{p.name}`", p.doc, yes[p.fitted], yes[p.lossless("probabilistic")])
+        for p in PREDICTORS.values()
+    ]
+    survival = [
+        (f"`{p.name}`", f"survival: {p.doc}", "its parts", yes[last(p).lossless("probabilistic")])
+        for p in SURVIVAL.values()
+    ]
+    return table(("predictor", "what it is", "fitted", "lossless"), rows + survival)
+
+
+def list_estimators(_: str) -> str:
+    from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS
+
+    rows = [
+        (f"`{name}`", entry.doc, "yes" if name in DEFAULT_ESTIMATORS else "no")
+        for name, entry in ESTIMATORS.items()
+    ]
+    return table(("estimator", "what it is", "by default"), rows)
+
+
+def list_policies(_: str) -> str:
+    from draftlab.policies.running import POLICIES
+
+    return table(("policy", "what it is"), [(f"`{p.name}`", p.doc) for p in POLICIES.values()])
+
+
+def list_costs(_: str) -> str:
+    from draftlab.policies.cost import HARDWARE, MODELS
+
+    hardware, models = (", ".join(f"`{name}`" for name in names) for names in (HARDWARE, MODELS))
+    return f"- HARDWARE: {hardware}\n- MODEL: {models}"
+
+
+def list_layers(_: str) -> str:
+    """Return the layers that the test of imports holds."""
+    tree = ast.parse((ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8"))
+    [layers] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "LAYERS" and node.value
+    ]
+    rows = enumerate((", ".join(f"`{part}`" for part in layer) for layer in layers), start=1)
+    return table(("layer", "modules"), rows)
+
+
+# ---------------------------------------------------------------- published tables
+
+
+def list_published(_: str) -> str:
+    from draftlab.published import PUBLISHED
+
+    rows = [(t.name, t.title, t.source) for t in PUBLISHED.values()]
+    return table(("table", "what it shows", "source"), rows)
+
+
+def pages_of_reproduction() -> list[Path]:
+    return sorted(REPRODUCTION.glob("*.md"))
+
+
+def show_verdicts(_: str) -> str:
+    """Return the verdict table, where `make reproduce` has written one, and links to the pages."""
+    pages = [path for path in pages_of_reproduction() if path.name != "verdicts.md"]
+    links = [f"- [{path.stem}](reproduction/{path.name})" for path in pages]
+    verdicts = REPRODUCTION / "verdicts.md"
+    if not verdicts.exists():
+        return "No verdicts are here yet: `make reproduce` writes them."
+    text = verdicts.read_text(encoding="utf-8").removeprefix("# Verdicts")
+    return "\n".join([text.strip(), "", "## The numbers behind them", "", *links])
+
+
+KINDS: dict[str, Callable[[str], str]] = {
+    "commands": list_commands,
+    "options": list_options,
+    "results": list_results,
+    "output": show_output,
+    "columns": list_columns,
+    "reveals": list_reveals,
+    "run-keys": list_run_keys,
+    "excluded": list_excluded,
+    "checks": list_checks,
+    "predictors": list_predictors,
+    "estimators": list_estimators,
+    "policies": list_policies,
+    "costs": list_costs,
+    "layers": list_layers,
+    "published": list_published,
+    "verdicts": show_verdicts,
+}
+"""What a mark can name, and what makes it."""
+
+
+# ---------------------------------------------------------------- the hook
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of `make reproduce` to the site."""
+    from mkdocs.structure.files import File
+
+    for path in pages_of_reproduction():
+        text = path.read_text(encoding="utf-8")
+        files.append(File.generated(config, f"reproduction/{path.name}", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return expand(markdown)
+
+
+_LOADS = re.compile(
+    r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"'> ]*"
+    r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*"
+    r"\bhref=[\"']?(?:https?:)?//[^\"'> ]*"
+    r"|(?:url\(|@import )[\"']?(?:https?:)?//[^\"') ]*",
+    re.IGNORECASE,
+)
+
+
+def remote_loads(text: str) -> list[str]:
+    """Return what a page or style sheet would load from another server; links do not load."""
+    return _LOADS.findall(text)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that needs the network."""
+    site = Path(config.site_dir)
+    for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
+        loads = remote_loads(path.read_text(encoding="utf-8"))
+        if loads:
+            raise RuntimeError(f"{path.relative_to(site)} loads from the network: {loads[0]}")
