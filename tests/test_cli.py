@@ -106,6 +106,30 @@ def test_report_writes_one_html_file(
     assert "</html>" in (tmp_path / "report" / "index.html").read_text()
 
 
+def test_report_prints_markdown_and_writes_nothing(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = call("report", log, "--markdown")
+    assert found.code == 0, found.err
+    assert found.out.startswith("## Acceptance prediction: ")
+    assert "wrote" not in found.out
+    assert not (tmp_path / "report").exists()
+
+
+def test_report_sets_two_logs_side_by_side(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    found = call("report", log, "--compare", log, "--out", out, "--no-pdf")
+    assert found.code == 0, found.err
+    assert sorted(path.name for path in out.iterdir()) == ["index.html", "report.json"]
+    assert "What makes them incomparable" in (out / "index.html").read_text()
+    wrong = call("report", log, "--compare", log, "--in-sample")
+    assert wrong.code == 2
+    assert "leave out --in-sample" in wrong.err
+
+
 def test_replay_prints_its_estimators(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
@@ -322,3 +346,28 @@ def test_an_unreadable_part_is_named_and_the_rest_is_used(
     assert "part-00001.parquet: not a readable Parquet file" in found.err
     assert call("evaluate", log, "--strict").code == 2
     assert call("inspect", log).code == 1
+
+
+def test_simulate_compares_with_a_live_log(call: Callable[..., Outcome], tmp_path: Path) -> None:
+    """The live one trimmed nothing, as its cost tells: the rehearsal does the same."""
+    cost = tmp_path / "cost.json"
+    flat = {"sample_batch_tokens": [1, 1000], "sample_steps_per_sec": [10.0, 10.0]}
+    cost.write_text(json.dumps(flat | {"max_batch_tokens": 1000}))
+    rows = [proposal(s, [True, s % 3 > 0], request=s % 7) for s in range(70)]
+    off = write_log(tmp_path / "off", rows)
+    live = write_log(tmp_path / "live", rows, adaptive_verification="qmax")
+    for run in (off, live):
+        [path] = run.glob("steps/*.parquet")
+        pl.read_parquet(path).with_columns(num_requests=pl.lit(4, pl.Int32)).write_parquet(path)
+    arguments = ("--cost", cost, "--predictor", "qmax", "--concurrency", 4, "--live", live)
+    found = call("simulate", off, *arguments, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    assert "live check: the simulation" in found.out
+    written = json.loads((tmp_path / "out" / "simulate" / "live.json").read_text())
+    assert (written["policy"], written["concurrency"]) == ("av/qmax", 4)
+    sent = next(row for row in written["table"] if row["measure"] == "verified_per_step")
+    assert sent["simulated"] == sent["measured"] == 2
+    assert "live" in json.loads(call("simulate", off, *arguments, "--json").out)
+    wrong = call("simulate", off, *arguments[:-1], off)
+    assert wrong.code == 2
+    assert "off in the first log" in wrong.err

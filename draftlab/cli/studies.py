@@ -204,20 +204,27 @@ def simulate(
         list[int] | None, typer.Option(help="Requests in a batch, repeatable. [default: 1..256]")
     ] = None,
     cap: Annotated[int | None, typer.Option(help="Largest budget of a step.")] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(help="Log of the same prompts that was trimmed live, to compare with."),
+    ] = None,
     seed: int = 0,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
     """Say what a verification budget policy would have gained on logged drafts."""
+    from draftlab.livecheck import check_live
     from draftlab.log.reader import open_log
     from draftlab.simulation import CONCURRENCIES
     from draftlab.simulation import simulate as run
 
     opened = open_log(*log, strict=strict)
+    costs = [_cost(name, opened) for name in cost or ["log"]]
+    checked = None if live is None else check_live(opened, live, costs[0])
     result = run(
         opened,
-        [_cost(name, opened) for name in cost or ["log"]],
+        costs,
         policies=policy,
         predictors=predictor,
         concurrencies=concurrency or CONCURRENCIES,
@@ -225,12 +232,16 @@ def simulate(
         seed=seed,
         out=out,
     )
+    if out is not None and checked is not None:
+        checked.write(out)
     if json_out:
-        print_json(result.to_dict())
+        print_json(result.to_dict() | ({"live": checked.to_dict()} if checked else {}))
     elif not quiet:
-        from draftlab.reporting.studies import print_simulation
+        from draftlab.reporting.studies import print_live_check, print_simulation
 
         print_simulation(result, new_console())
+        if checked is not None:
+            print_live_check(checked, new_console())
     exit_on_loss(opened)
 
 
@@ -491,9 +502,10 @@ def report(
     opened = open_log(*log, strict=strict)
     if compare and in_sample:
         raise InputError("--compare grades held-out rows: leave out --in-sample")
+    logs = [opened]
     if compare:
-        other = open_log(*compare, strict=strict)
-        content, svgs = render.make_comparison(opened, other)
+        logs.append(open_log(*compare, strict=strict))
+        content, svgs = render.make_comparison(*logs)
     else:
         content, svgs = render.make_report(opened, in_sample=in_sample)
     if markdown:
@@ -503,4 +515,5 @@ def report(
     if out is not None or not markdown:
         index = render.write_report(content, svgs, out or Path("report"), pdf=pdf)
         say(f"wrote {index}", quiet=quiet or markdown)
-    exit_on_loss(opened)
+    for each in logs:
+        exit_on_loss(each)

@@ -11,6 +11,7 @@ from draftlab.evaluation import Evaluation, evaluate
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.reporting.content import build_report
 from draftlab.reporting.gathering import Options, Studies, gather
+from draftlab.reporting.render import write_report
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -62,6 +63,14 @@ def studies(log: DraftLog, evaluation: Evaluation) -> Studies:
 @pytest.fixture(scope="session")
 def built(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
     return build_report(log, studies)
+
+
+@pytest.fixture(scope="session")
+def folder(
+    built: tuple[dict[str, Any], dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return the folder of a whole report."""
+    return write_report(*built, tmp_path_factory.mktemp("out"), pdf=True).parent
 
 
 @pytest.fixture(scope="session")

@@ -70,14 +70,6 @@ class Page(HTMLParser):
         return [attrs[name] for _, attrs in self.tags if name in attrs]
 
 
-Built = tuple[dict[str, Any], dict[str, str]]
-
-
-@pytest.fixture(scope="module")
-def folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(*built, tmp_path_factory.mktemp("out"), pdf=True).parent
-
-
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Page:
     return Page((folder / "index.html").read_text(encoding="utf-8"))
