@@ -218,8 +218,9 @@ _DRAFTING = {True: "greedy", False: "probabilistic"}
 def _common_metadata(runs: list[Run]) -> dict[str, Any]:
     values = {name: {run.metadata[name] for run in runs} for name in _SAME}
     K = max(int(run.metadata["num_speculative_tokens"]) for run in runs)
-    common = {name: found.pop() if len(found) == 1 else "mixed" for name, found in values.items()}
-    return common | {"num_speculative_tokens": K}
+    differ = [name for name, found in values.items() if len(found) > 1]
+    common = {name: "mixed" if name in differ else found.pop() for name, found in values.items()}
+    return common | {"num_speculative_tokens": K, "mixed": differ}
 
 
 def _trimmer(runs: list[Run]) -> str | None:

@@ -719,8 +719,8 @@ def _notes(
     notes += [f"not graded: {error}" for error in failures]
     for cell, tables in graded:
         where = f"{cell.run} ({cell.drafting}): " if len(graded) > 1 else ""
-        if cell.drafting == "mixed" or " | " in cell.pair or "mixed" in cell.metadata.values():
-            notes.append(f"{where}pooled on request: {_mixture(cell)} differ between the rows")
+        if mixed := _mixture(cell):
+            notes.append(f"{where}pooled on request: {mixed} differ between the rows")
         if len(cell.runs) > 1:
             notes.append(f"{where}rows of {len(cell.runs)} runs are pooled")
         if cell.selected:
@@ -730,7 +730,7 @@ def _notes(
 
 
 def _mixture(cell: Cell) -> str:
-    mixed = [name for name, value in cell.metadata.items() if value == "mixed"]
+    mixed = list(cell.metadata["mixed"])
     mixed += ["drafting"] * (cell.drafting == "mixed") + ["pair"] * (" | " in cell.pair)
     return ", ".join(mixed)
 

@@ -638,8 +638,9 @@ def ece_null_of_bins(
     """Return expected value and 95 % quantile of `ece_null` from summed p (1 - p) per bin."""
     mean = np.minimum(_HALF_NORMAL_MEAN * np.sqrt(variance), 2 * variance)
     spread = np.sqrt((variance - mean**2).sum(axis=-1))
-    third = _HALF_NORMAL_THIRD * (variance**1.5).sum(axis=-1)
-    skewness = np.where(spread > 0, third / np.where(spread > 0, spread, 1.0) ** 3, 0.0)
+    # relative to the spread: the cube of a tiny one would be 0
+    relative = np.sqrt(variance) / np.where(spread > 0, spread, 1.0)[..., None]
+    skewness = _HALF_NORMAL_THIRD * (relative**3).sum(axis=-1)
     quantile = _Z95 + (_Z95**2 - 1) / 6 * skewness
     total = n.sum(axis=-1)
     expected = mean.sum(axis=-1)

@@ -488,6 +488,15 @@ def test_pooling_is_asked_for(tmp_path: Path) -> None:
     assert sum(rates) == n
 
 
+def test_pooling_runs_that_differ_in_k_only_is_said(tmp_path: Path) -> None:
+    fresh(tmp_path, run="short", num_positions=2)
+    fresh(tmp_path, run="long", num_positions=4, seed=1)
+    assert not any("pooled on request" in note for note in evaluate(tmp_path).notes)
+    notes = evaluate(tmp_path, pool=True).notes
+    [said] = [note for note in notes if "pooled on request" in note]
+    assert "num_speculative_tokens differ between the rows" in said
+
+
 def test_temperature_0_makes_a_greedy_cell(tmp_path: Path) -> None:
     cold = pl.col("request") % 2 == 0
     run = edit(

@@ -404,3 +404,10 @@ def test_the_smooth_curve_of_a_calibrated_predictor_lies_on_the_diagonal() -> No
     np.testing.assert_allclose(curve.rate[inside], curve.prob[inside], atol=0.02)
     with pytest.raises(ValueError, match="bandwidth must be positive"):
         metrics.smooth_curve([True], [0.5], bandwidth=0.0)
+
+
+def test_the_null_of_nearly_certain_predictions_does_not_underflow() -> None:
+    n = np.array([[3, 4]])
+    null, high = metrics.ece_null_of_bins(n, np.array([[1e-220, 1e-230]]))
+    assert 0 < null[0] < high[0] < 1e-100
+    assert metrics.ece_null_of_bins(n, np.zeros((1, 2)))[1] == 0

@@ -15,9 +15,6 @@ from draftlab.online.replay_rows import Rows, Source
 from draftlab.predictors.logistic import fit_logistic
 
 _BINS = 15
-_CERTAIN = 1e-100
-"""A bin of less variance holds certain predictions only, of a rule that diverged; powers of it
-would underflow."""
 
 COEFFICIENTS = {
     "estimator": pl.String, "refit": pl.Int64, "step": pl.Int64, "position": pl.Int16,
@@ -82,9 +79,7 @@ class WindowSums:
         sums = {name: np.concatenate([sums[name], total[name]]) for name in sums}
         pairs = np.concatenate([pairs, total_pairs])
         n = sums["n"]
-        variance = sums["bin_variance"]
-        variance[variance < _CERTAIN] = 0.0
-        null, _ = metrics.ece_null_of_bins(sums["bin_n"].astype(np.int64), variance)
+        null, _ = metrics.ece_null_of_bins(sums["bin_n"].astype(np.int64), sums["bin_variance"])
         whole = windows < 0
         frame = pl.DataFrame(
             {
