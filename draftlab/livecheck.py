@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,15 +12,17 @@ import polars as pl
 
 from draftlab.cells import read_cells
 from draftlab.errors import InputError
+from draftlab.evaluation import evaluate
 from draftlab.intervals import ratio_influence
+from draftlab.log.files import to_records, write_json
 from draftlab.log.reader import DraftLog, open_log
+from draftlab.policies.live import COLUMN_OF, UNFITTED, coefficients_of, make_admission
 from draftlab.policies.rehearsal import Drafts, Requests, rehearse
 from draftlab.policies.replayed import read_proposals
 from draftlab.schema import Excluded
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from draftlab.policies.cost import CostTable
     from draftlab.policies.live import AdaptiveVerification
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
@@ -55,6 +58,24 @@ class LiveCheck:
         rows = self.table.filter(pl.col("measure") != "step_ms")
         return bool(rows["agrees"].all())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as strict JSON content, NaN as null."""
+        return {
+            "policy": self.policy,
+            "concurrency": self.concurrency,
+            "num_requests": self.num_requests,
+            "num_groups": self.num_groups,
+            "agrees": self.agrees,
+            "table": to_records(self.table),
+            "notes": self.notes,
+        }
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/simulate/live.json, atomically; return the file."""
+        path = Path(out) / "simulate" / "live.json"
+        write_json(path, self.to_dict())
+        return path
+
 
 class _PerGroup(NamedTuple):
     """Sums over the proposals of each group."""
@@ -62,6 +83,38 @@ class _PerGroup(NamedTuple):
     emitted: dict[str, float]
     verified: dict[str, float]
     proposals: dict[str, float]
+
+
+def check_live(
+    off: DraftLog | str | Path, live: DraftLog | str | Path, cost: CostTable
+) -> LiveCheck:
+    """Compare with a live run whose log names its predictor; a fitted one is fitted on ``off``.
+
+    Parameters
+    ----------
+    off, live : path or DraftLog
+        As in `compare_live`.
+    cost : CostTable
+        The one that the live run was given.
+
+    Raises
+    ------
+    InputError
+        As in `compare_live`.
+    """
+    one, other = _single(off, "off"), _single(live, "live")
+    name = str(other.runs[0].metadata["adaptive_verification"])
+    if name == "off":
+        raise InputError(
+            f"run {other.runs[0].name} was not trimmed: give the log of a collection with "
+            "--adaptive-verification"
+        )
+    K = int(other.runs[0].metadata["num_speculative_tokens"])
+    fitted = ["logit_qmax", "logit_q_sampled"] if name == "hybrid" else [name]
+    known = None
+    if name == "hybrid" or (name in COLUMN_OF and name not in UNFITTED):
+        known = coefficients_of(evaluate(one, predictors=fitted).coefficients)
+    return compare_live(one, other, make_admission(name, cost, K, coefficients=known))
 
 
 def compare_live(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from draftlab.auditing import Audit
+    from draftlab.livecheck import LiveCheck
     from draftlab.simulation import Simulation
 
 _GAINS = (
@@ -32,6 +33,18 @@ def print_simulation(result: Simulation, console: Console) -> None:
         kind = "a model, not a measurement" if source == "model" else source
         say(console, f"\ncost: {cost} ({kind}); gain over AV off, all workloads")
         print_table(rows.select(_GAINS), console)
+    print_notes(result.notes, console)
+
+
+def print_live_check(result: LiveCheck, console: Console) -> None:
+    """Print simulated beside measured adaptive verification."""
+    verdict = "agrees" if result.agrees else "DISAGREES"
+    say(
+        console,
+        f"\nlive check: the simulation {verdict} with {result.num_requests} requests under "
+        f"{result.policy}, {result.concurrency} at once, {result.num_groups} prompts in both",
+    )
+    print_table(result.table, console)
     print_notes(result.notes, console)
 
 

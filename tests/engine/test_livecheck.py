@@ -13,7 +13,7 @@ from draftlab import evaluate, open_log
 from draftlab.cells import read_cells
 from draftlab.engine.collect import Settings, collect
 from draftlab.errors import InputError
-from draftlab.livecheck import TOLERANCE, compare_live
+from draftlab.livecheck import TOLERANCE, check_live, compare_live
 from draftlab.policies.cost import CostTable, Curve
 from draftlab.policies.live import AdaptiveVerification, coefficients_of, make_admission
 from draftlab.policies.rehearsal import Drafts, Requests, rehearse
@@ -72,6 +72,8 @@ def test_simulation_and_engine_agree(
         assert (found.policy, found.concurrency) == (f"av/{name}", 16)
         assert found.num_requests == REQUESTS
         assert 200 < found.num_groups <= REQUESTS  # some end with their first token
+        if log == pairs_off[0]:  # the log that the predictor was fitted on
+            assert check_live(log, live, COST).table.equals(found.table)
         tables.append(found.table)
     for measure in ("acceptance_length", "verified_per_step"):
         rows = pl.concat(tables).filter(measure=measure)
