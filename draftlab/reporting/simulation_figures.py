@@ -125,6 +125,8 @@ def of_place(frame: pl.DataFrame, cell: Cell, cost: str) -> pl.DataFrame:
 
 def policy_name(policy: str, predictor: str | None, verify_length: int | None) -> str:
     """Return the printed name of a policy."""
+    if policy == "eagle2":
+        return f"EAGLE-2, {verify_length} nodes"
     if verify_length is not None:
         return "plain decoding" if verify_length == 0 else f"fixed {verify_length}"
     names = {"oracle": "lossless oracle", "hybrid": "hybrid"}

@@ -28,7 +28,10 @@ _CHECKS = (
 
 def print_simulation(result: Simulation, console: Console) -> None:
     """Print what each policy gains over verifying everything, a table for each cost."""
-    pooled = result.gains.filter(pl.col("dataset").is_null())
+    sized = pl.format("{}, {} nodes", "policy", "verify_length")
+    pooled = result.gains.filter(pl.col("dataset").is_null()).with_columns(
+        policy=pl.coalesce(sized, "policy")
+    )
     for (cost, source), rows in pooled.group_by("cost", "cost_source", maintain_order=True):
         kind = "a model, not a measurement" if source == "model" else source
         say(console, f"\ncost: {cost} ({kind}); gain over AV off, all workloads")
