@@ -160,6 +160,8 @@ def _facts(run: Run) -> dict[str, Any]:
 def _shorten_paths(note: str, log: DraftLog) -> str:
     for problem in log.problems:
         note = note.replace(problem.path, tail(problem.path))
+    for run in log.runs:
+        note = note.replace(run.path, run.name)
     return note
 
 

@@ -271,9 +271,9 @@ def _print(row: Block, column: Block) -> str:
     if column["key"] == "name" and row.get("remark"):
         return f"{value} ({row['remark']})"
     shown = _number(value, column)
-    if column["low"] is None or row[column["low"]] is None or row[column["high"]] is None:
+    ends = [row[column[end]] for end in ("low", "high") if column[end] is not None]
+    if value is None or not ends or None in ends:
         return shown
-    ends = [row[column[end]] for end in ("low", "high")]
     if column["half"]:
         return f"{shown} ± {format_number((ends[1] - ends[0]) / 2, column['digits'])}"
     low, high = (_number(end, column) for end in ends)

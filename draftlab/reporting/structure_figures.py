@@ -141,14 +141,15 @@ def plot_learning(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFram
         "rows_per_position", "repeats", "n_train", "log_loss", "log_loss_sd", "auc"
     )
     figure, axes = new_axes(2.6)
-    x = table["rows_per_position"].to_list()
+    # whole prompts were drawn, so that the smallest sizes hold more than was asked for
+    x = (table["n_train"] / cell.num_speculative_tokens).to_list()
     y, spread = table["log_loss"].to_numpy(), table["log_loss_sd"].to_numpy()
     axes.plot(x, y, color=COLOURS["blue"], marker="o")
     axes.fill_between(x, y - spread, y + spread, color=COLOURS["blue"], alpha=0.15, linewidth=0)
     if x:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("labelled drafts per position, on average")
+    axes.set_xlabel("labelled drafts learnt from, per position")
     axes.set_ylabel("log-loss, nats")
     return figure, table
 
