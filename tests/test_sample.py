@@ -132,14 +132,6 @@ def test_the_readme_shows_what_the_sample_gives(cross_fitted: Evaluation) -> Non
     assert reproduce.replace_headline(readme, cross_fitted, cell) == readme
 
 
-def test_the_readmes_python_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    scope: dict[str, object] = {}
-    exec(code, scope)
-    assert isinstance(scope["drafts"], pl.LazyFrame)
-
-
 def test_run_json_is_strict_json() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
