@@ -61,7 +61,7 @@ bench: install ## Time the core against its peers
 
 docs: install ## Build the documentation in site/; it needs no network to be read
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo wrote site/index.html
 
 clean: ## Remove what was built
