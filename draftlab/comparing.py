@@ -69,7 +69,8 @@ class Comparison:
     predictors: pl.DataFrame
     """One row per predictor and metric on all positions: predictor, lossless, metric (auc,
     log_loss, brier, mean_prediction), a, b, difference, low, high (95 % by prompt), distinguishable
-    (null: no interval), n_a, n_b, n_groups (prompts in the interval), paired."""
+    (null: no interval), n_a, n_b, n_groups (prompts in the interval), paired (at least half of
+    them are in both)."""
     acceptance: pl.DataFrame
     """One row per measure (acceptance_length, conditional), dataset (null: all) and position
     (null: all): a, b, difference, low, high, distinguishable, n_a, n_b, n_groups, paired,
@@ -339,7 +340,7 @@ def _difference(first: _Influence, second: _Influence) -> dict[str, Any]:
         "high": high,
         "distinguishable": bool(low > 0 or high < 0) if np.isfinite(half) else None,
         "n_groups": len(counted),
-        "paired": both == len(counted),
+        "paired": both >= max(2, PAIRED_SHARE * len(counted)),
     }
 
 
