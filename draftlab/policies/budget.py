@@ -194,15 +194,19 @@ def top(values: FloatArray, budget: npt.ArrayLike) -> np.ndarray[Any, np.dtype[n
     wanted = np.broadcast_to(np.asarray(budget, dtype=np.int64), values.shape[:-1]).reshape(-1)
     wanted = np.clip(wanted, 0, n)
     # the smallest value that is chosen
+    ordered = np.sort(rows, axis=-1)
     index = np.clip(n - wanted, 0, n - 1)[:, None]
-    least = np.take_along_axis(np.sort(rows, axis=-1), index, axis=-1)
-    chosen = (rows >= least) & (wanted > 0)[:, None] & (rows > -np.inf)
-    surplus = np.count_nonzero(chosen, axis=-1) - wanted
-    tied = np.flatnonzero(surplus > 0)
+    least = np.take_along_axis(ordered, index, axis=-1)
+    below = np.take_along_axis(ordered, np.maximum(index - 1, 0), axis=-1)
+    floor = np.where(wanted[:, None] > 0, np.maximum(least, np.finfo(rows.dtype).min), np.inf)
+    chosen = rows >= floor
+    # one more value at the level of the last one chosen: too many may be
+    tied = np.flatnonzero((below == floor)[:, 0] & (wanted < n))
     if len(tied):
+        surplus = np.count_nonzero(chosen[tied], axis=-1) - wanted[tied]
         level = rows[tied] == least[tied]
         place = np.cumsum(level, axis=-1, dtype=np.int32)
-        chosen[tied] &= ~level | (place <= place[:, -1:] - surplus[tied, None])
+        chosen[tied] &= ~level | (place <= place[:, -1:] - surplus[:, None])
     return chosen.reshape(values.shape)
 
 
