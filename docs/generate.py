@@ -147,7 +147,7 @@ def show_output(argument: str) -> str:
     lines = [line.rstrip() for line in done.stdout.replace(f"{ROOT}/", "").splitlines()]
     if limit.isdigit() and len(lines) > int(limit):
         lines = [*lines[: int(limit)], "..."]
-    return "\n".join(["```console", f"$ {command}", *lines, "```"])
+    return "\n".join(["```text", f"$ {command}", *lines, "```"])
 
 
 # ---------------------------------------------------------------- the log

@@ -274,7 +274,7 @@ def test_no_mark_is_left_and_none_is_unknown() -> None:
 
 def test_generated_outputs_hold_what_the_command_prints() -> None:
     shown = generate.show_output("3 draftlab inspect data/sample-t1").splitlines()
-    assert shown[:2] == ["```console", "$ draftlab inspect data/sample-t1"]
+    assert shown[:2] == ["```text", "$ draftlab inspect data/sample-t1"]
     assert shown[2].startswith("run ")
     assert shown[-2:] == ["...", "```"]
     with pytest.raises(RuntimeError, match="exit code 2"):
