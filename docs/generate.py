@@ -39,7 +39,7 @@ MARK = re.compile(r"^<!-- generated: (\S+) ?(.*?) -->$", re.MULTILINE)
 WIDTH = 118
 RESULTS = {
     "evaluate": "draftlab.evaluation.Evaluation",
-    "structure": "draftlab.structure.Structure",
+    "structure": "draftlab.structuring.Structure",
     "calibrate": "draftlab.calibrating.Calibration",
     "replay": "draftlab.replaying.Replay",
     "simulate": "draftlab.simulation.Simulation",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from draftlab.replaying import replay
     from draftlab.reporting.render import report
     from draftlab.simulation import simulate
-    from draftlab.structure import structure
+    from draftlab.structuring import structure
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +42,7 @@ _PUBLIC = {
     "replay": "draftlab.replaying",
     "report": "draftlab.reporting.render",
     "simulate": "draftlab.simulation",
-    "structure": "draftlab.structure",
+    "structure": "draftlab.structuring",
 }
 
 

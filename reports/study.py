@@ -19,7 +19,7 @@ from draftlab.predictors.logistic import fit_logistic
 from draftlab.replaying import Replay, replay
 from draftlab.reporting.tables import Cell, cells
 from draftlab.simulation import cost_of_log
-from draftlab.structure import Structure, structure
+from draftlab.structuring import Structure, structure
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "__main__"),
     ("reporting",),
     ("drifting", "sweeping"),
-    ("structure", "calibrating", "comparing"),
+    ("structuring", "calibrating", "comparing"),
     ("evaluation", "replaying", "simulation", "auditing", "livecheck"),
     (
         "predictors",
@@ -107,3 +107,8 @@ print(draftlab.evaluate("data/sample-t1").metrics.height)
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = draftlab.nothing
+
+
+@pytest.mark.parametrize("name", [n for n in draftlab.__all__ if n != "__version__"])
+def test_no_module_has_the_name_of_a_public_function(name: str) -> None:
+    assert not (PACKAGE / f"{name}.py").exists()

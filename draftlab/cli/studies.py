@@ -134,7 +134,7 @@ def structure(
 ) -> None:
     """Say how coefficients depend on workload and pair, what transfers, learns and drifts."""
     from draftlab.log.reader import open_log
-    from draftlab.structure import structure as run
+    from draftlab.structuring import structure as run
 
     opened = open_log(*log, strict=strict)
     result = run(opened, allow_selected=allow_selected, pool=pool, out=out)

@@ -12,7 +12,7 @@ from draftlab.metrics import NUM_BINS
 from draftlab.policies.cost import check_table, find_cost
 from draftlab.replaying import replay as run_replay
 from draftlab.simulation import cost_of_log, simulate
-from draftlab.structure import structure as run_structure
+from draftlab.structuring import structure as run_structure
 from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
-    from draftlab.structure import Structure
+    from draftlab.structuring import Structure
 
 MODEL_COST = "H100/llama-8b"
 """Cost model that every log is simulated with; on it trimming can pay at 64 requests."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
-    from draftlab.structure import Structure
+    from draftlab.structuring import Structure
 
 
 def report(

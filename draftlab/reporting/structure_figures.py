@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from draftlab.reporting.tables import Cell
-    from draftlab.structure import Structure
+    from draftlab.structuring import Structure
 
 
 @styled

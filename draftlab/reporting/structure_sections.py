@@ -13,7 +13,7 @@ from draftlab.reporting.tables import format_number, label, of_cell
 
 if TYPE_CHECKING:
     from draftlab.reporting.tables import Cell
-    from draftlab.structure import Structure
+    from draftlab.structuring import Structure
 
 
 def workloads(structure: Structure, cell: Cell, name: str) -> Block | None:

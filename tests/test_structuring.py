@@ -18,7 +18,7 @@ from draftlab.errors import InputError
 from draftlab.evaluation import Evaluation, evaluate
 from draftlab.predictors.logistic import fit_logistic
 from draftlab.predictors.several import fit_several
-from draftlab.structure import TABLES, Structure, structure
+from draftlab.structuring import TABLES, Structure, structure
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
