@@ -59,7 +59,8 @@ def main() -> None:
         sys.exit(f"unknown target {unknown[0]!r}; known: {', '.join(PAGES)}")
     studies = [Study(name, log) for name, log in LOGS.items()]
     if arguments.prompts:
-        studies.append(Study("your-prompts", collect_prompts(arguments.prompts)))
+        name = "+".join(Path(file).stem for file in arguments.prompts)
+        studies.append(Study(name, collect_prompts(arguments.prompts)))
     verdicts = [row for name in targets for row in write_page(name, studies)]
     if not arguments.targets:
         write_verdicts(verdicts, studies)
@@ -136,7 +137,8 @@ def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
         "",
         "Structural claims of the published tables, judged by the rules of `reports/claims.py`. "
         "The pages beside this one hold the numbers, their intervals, and why a claim cannot be "
-        "tested.",
+        "tested. `make reproduce` writes them all; a column named after prompt files needs those "
+        "files: `make reproduce PROMPTS='a.jsonl b.jsonl'`.",
         "",
         *(f"- {study.name}: {study.cell.pair}" for study in studies),
         f"- of {len(first)} claims on {studies[0].name}: "
