@@ -18,6 +18,7 @@ from draftlab import schema
 from draftlab.cli import app, main
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +90,16 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run the command line; return its exit code, None or 0 for success."""
+    monkeypatch.setattr(sys, "argv", ["draftlab", *arguments])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
 # --- commands
 
 
@@ -102,13 +113,7 @@ def test_every_command_of_the_documentation_parses(words: tuple[str, ...]) -> No
 def test_cheap_commands_run(
     words: tuple[str, ...], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["draftlab", *words[1:]])
-    code: object = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = stop.code
-    assert not code
+    assert not run(words[1:], monkeypatch)
 
 
 def test_the_documentation_shows_every_cheap_command_at_work() -> None:
@@ -151,8 +156,7 @@ def test_the_writer_example_makes_a_sound_log(
 ) -> None:
     [block] = blocks(DOCS / "log-format.md", "python")
     exec(block, {})
-    monkeypatch.setattr(sys, "argv", ["draftlab", "inspect", "mylog"])
-    main()
+    assert not run(["inspect", "mylog"], monkeypatch)
     assert "DL" not in capsys.readouterr().out
 
 
@@ -169,7 +173,8 @@ def test_the_notebook_runs_on_the_sample_log(monkeypatch: pytest.MonkeyPatch) ->
         if cell["cell_type"] == "code":
             lines = "".join(cell["source"]).splitlines()
             code = "\n".join(line for line in lines if not line.startswith("%"))  # of Jupyter
-            exec(compile(code, f"cell {number}", "exec"), scope)
+            with pl.Config():  # what a cell sets of polars ends here
+                exec(compile(code, f"cell {number}", "exec"), scope)
 
 
 def test_the_notebook_is_committed_without_outputs() -> None:
