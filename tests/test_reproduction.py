@@ -122,6 +122,14 @@ def test_every_published_item_has_a_target_and_every_claim_an_item() -> None:
     assert {claim.item for claim in claims.CLAIMS} == set(reproduce.PAGES)
 
 
+def test_the_readme_and_the_verdicts_are_those_of_the_sample() -> None:
+    sample = study.Study("default", ROOT / "data" / "sample")
+    readme = (ROOT / "README.md").read_text()
+    assert reproduce.replace_headline(readme, sample.evaluation, sample.cell) == readme
+    verdicts = (ROOT / "reports" / "reproduction" / "verdicts.md").read_text()
+    assert all(claim.text in verdicts for claim in claims.CLAIMS)
+
+
 def test_an_unknown_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "table-nothing"])
     with pytest.raises(SystemExit, match="unknown target 'table-nothing'"):

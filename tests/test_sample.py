@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,6 @@ from draftlab import evaluate, open_log
 from draftlab.engine.prompts import SUITES
 from draftlab.features import FEATURES
 from draftlab.log.checks import run_checks
-from draftlab.reporting.tables import cells
 
 if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
@@ -119,22 +116,3 @@ def test_the_ceiling_is_calibrated_and_no_lossless_predictor_lies_above_it(
     assert (others["auc"] < overlap["auc"]).all()
     assert (others["log_loss"] > overlap["log_loss"]).all()
     assert rows.filter(predictor="accept_prob")["auc"].item() > overlap["auc"]
-
-
-def test_the_readme_shows_what_the_sample_gives(cross_fitted: Evaluation) -> None:
-    spec = importlib.util.spec_from_file_location("reproduce", ROOT / "reports" / "reproduce.py")
-    assert spec is not None
-    assert spec.loader is not None
-    reproduce = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reproduce)
-    readme = (ROOT / "README.md").read_text()
-    [cell] = cells(cross_fitted)
-    assert reproduce.replace_headline(readme, cross_fitted, cell) == readme
-
-
-def test_run_json_is_strict_json() -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    for path in (ROOT / "data").rglob("run.json"):
-        assert json.loads(path.read_text(), parse_constant=refuse)["closed"]
