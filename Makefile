@@ -52,7 +52,6 @@ conformance: install ## Check the engine against transformers, and the hook agai
 	$(BIN)/python tests/conformance/vllm/run.py
 
 bench: install ## Time the core against its peers
-	$(BIN)/python -m pip install --quiet river
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/simulate.py
