@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
-from sklearn.isotonic import IsotonicRegression
 
 from draftlab.metrics import divide
 from draftlab.predictors.logistic import Positions, fit_logistic
@@ -209,6 +208,8 @@ def _beta_fit(
 
 def _isotonic(log_odds: FloatArray, accepted: BoolArray) -> Map:
     """Pool adjacent violators; rates are kept half a row away from 0 and 1."""
+    from sklearn.isotonic import IsotonicRegression  # half a second that few need
+
     n = len(accepted)
     regression = IsotonicRegression(
         y_min=0.5 / n, y_max=1 - 0.5 / n, increasing=True, out_of_bounds="clip"

@@ -64,9 +64,18 @@ def test_a_click_on_a_title_sorts_and_a_second_turns(opened: tuple[Any, list[str
 
 def test_sections_of_a_table_stay_apart_when_sorted(opened: tuple[Any, list[str]]) -> None:
     page, _ = opened
+    bodies = page.locator("#cell-1-results-headline tbody")
+
+    def sections() -> list[list[str]]:
+        return [body.locator("th").all_inner_texts() for body in bodies.all()]
+
+    before = sections()
     page.click("#cell-1-results-headline tr.titles th:nth-child(3) button")
-    names = page.locator("#cell-1-results-headline tbody th").all_inner_texts()
-    assert "floor" in names[-1]
+    after = sections()
+    assert [sorted(names) for names in after] == [sorted(names) for names in before]
+    assert after[0] != before[0]
+    kinds = [{kind for kind in ("floor", "ceiling") if kind in "".join(part)} for part in after]
+    assert kinds == [set(), {"floor"}, {"ceiling"}]
 
 
 def test_copy_gives_markdown(browser: Any, folder: Path) -> None:
