@@ -23,7 +23,7 @@ from study import MODEL_COST, Study, synthetic
 from draftlab import published
 from draftlab.auditing import audit
 from draftlab.evaluation import Evaluation
-from draftlab.log.files import replace_file
+from draftlab.log.files import write_text
 from draftlab.published import PUBLISHED
 from draftlab.reporting.tables import (
     Cell,
@@ -111,12 +111,8 @@ def _write(name: str, asked: list[Study], studies: list[Study]) -> list[dict[str
 
 
 def save(name: str, text: str) -> None:
-    replace_file(OUT / name, lambda path: write_text(path, text))
+    write_text(OUT / name, text)
     print(f"wrote {(OUT / name).relative_to(ROOT)}")
-
-
-def write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def verdict_table(rows: list[dict[str, object]]) -> str:
@@ -154,7 +150,7 @@ def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
 def write_headline(study: Study) -> None:
     readme = ROOT / "README.md"
     text = replace_headline(readme.read_text(encoding="utf-8"), study.evaluation, study.cell)
-    replace_file(readme, lambda path: write_text(path, text))
+    write_text(readme, text)
 
 
 def replace_headline(readme: str, evaluation: Evaluation, cell: Cell) -> str:

@@ -78,6 +78,14 @@ def test_version(call: Callable[..., Outcome]) -> None:
     assert call("--version").out.strip() == f"draftlab {__version__}"
 
 
+def test_inspect_writes_what_it_prints(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    outcome = call("inspect", str(log), "--out", str(tmp_path), "--json")
+    written = json.loads((tmp_path / "inspect" / "result.json").read_text())
+    assert written == json.loads(outcome.out)
+
+
 def test_inspect_prints_workloads_and_findings(call: Callable[..., Outcome], log: Path) -> None:
     found = call("inspect", log)
     assert found.code == 0

@@ -36,13 +36,20 @@ app = typer.Typer()
 
 @app.command()
 def inspect(
-    log: Logs, json_out: Json = False, quiet: Quiet = False, strict: Strict = False
+    log: Logs,
+    out: Out = None,
+    json_out: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
 ) -> None:
     """Say what is in a log and run its checks."""
+    from draftlab.log.files import write_json
     from draftlab.log.reader import open_log
     from draftlab.log.summary import inspect_log, print_summary
 
     summary, findings = inspect_log(open_log(*log, strict=strict))
+    if out is not None:
+        write_json(out / "inspect" / "result.json", summary)
     if json_out:
         print_json(summary)
     elif not quiet:
@@ -173,7 +180,7 @@ def calibrate(
     elif not quiet:
         import polars as pl
 
-        from draftlab.reporting.replays import print_table
+        from draftlab.reporting.text import print_table
 
         pooled = result.metrics.filter(pl.col("position").is_null())
         columns = ("source", "view", "method", "per_position", "n", "auc", "log_loss", "ece")
@@ -283,9 +290,9 @@ def audit(
 
 def _print_tables(result: Any, names: Sequence[str], notes: Sequence[str]) -> None:
     """Print the tables that hold anything, each under its name, then the notes."""
-    from draftlab.reporting.replays import print_table
     from draftlab.reporting.studies import print_notes
     from draftlab.reporting.studies import say as print_line
+    from draftlab.reporting.text import print_table
 
     console = new_console()
     for name in names:
@@ -408,7 +415,7 @@ def _sweep(
     quiet: bool,
 ) -> None:
     from draftlab.log.files import replace_file, to_records
-    from draftlab.reporting.replays import print_table
+    from draftlab.reporting.text import print_table
     from draftlab.sweeping import parse_grid
     from draftlab.sweeping import sweep as run
 

@@ -29,7 +29,16 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON (no NaN) atomically, keys in the given order."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    replace_file(path, lambda temporary: _write_text(temporary, text))
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text atomically, in UTF-8."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    replace_file(path, write)
 
 
 def to_records(table: pl.DataFrame) -> list[dict[str, Any]]:
@@ -38,10 +47,6 @@ def to_records(table: pl.DataFrame) -> list[dict[str, Any]]:
 
     finite = pl.selectors.float().replace([float("nan"), float("inf"), float("-inf")], None)
     return table.with_columns(finite).to_dicts()
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _fsync(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab.comparing import compare
 from draftlab.evaluation import NUM_FOLDS
-from draftlab.log.files import replace_file, write_json
+from draftlab.log.files import replace_file, write_json, write_text
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.reporting.comparison import build_comparison
@@ -108,11 +108,7 @@ def write_report(content: dict[str, Any], svgs: dict[str, str], folder: Path, *,
     """Write content in all its forms, each file atomically; return index.html."""
     page = render_html(content, svgs)
     write_json(folder / "report.json", content)
-    replace_file(folder / "index.html", lambda path: _write_text(path, page))
+    write_text(folder / "index.html", page)
     if pdf:
         replace_file(folder / "report.pdf", lambda path: write_pdf(content, svgs, path))
     return folder / "index.html"
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

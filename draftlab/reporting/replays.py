@@ -18,6 +18,7 @@ from draftlab.reporting.style import (
     styled,
 )
 from draftlab.reporting.tables import format_number
+from draftlab.reporting.text import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,19 +71,6 @@ def describe_replay(result: Replay) -> str:
         f"{s['damping']:g}, ridge {s['ridge']:g}; each draft is predicted before its label is "
         "learnt; regret is log-loss above the offline fit on the same rows"
     )
-
-
-def print_table(table: pl.DataFrame, console: Console) -> None:
-    """Print a frame: text left, numbers right with four decimals."""
-    from rich.table import Table
-
-    printed = Table(box=None, pad_edge=False)
-    for name, dtype in table.schema.items():
-        title = name.replace("_", " ")
-        printed.add_column(title, justify="right" if dtype.is_numeric() else "left")
-    for row in table.iter_rows():
-        printed.add_row(*(_text(value) for value in row))
-    console.print(printed)
 
 
 @styled
@@ -299,12 +287,6 @@ def print_drift(drift: Drift, console: Console) -> None:
 
 def _cycle(colours: tuple[str, ...]) -> tuple[str, ...]:
     return colours * 4
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if isinstance(value, str) else format_number(value)
 
 
 def _trajectory_alt(table: pl.DataFrame) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from draftlab.reporting.replays import print_table
+from draftlab.reporting.text import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

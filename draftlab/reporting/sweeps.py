@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from scipy.stats import rankdata
 
-from draftlab.log.files import replace_file
+from draftlab.log.files import write_text
 from draftlab.reporting.style import COLOURS, Drawing, new_figure, styled, to_svg
 from draftlab.reporting.tables import format_number
 
@@ -110,11 +110,7 @@ def write_sweep(table: pl.DataFrame, path: Path) -> None:
     alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '
                         'xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)  # fmt: skip
     printed = re.sub(r"var\(--\w+, (#\w+)\)", r"\1", alone)  # a viewer may know no variables
-    replace_file(path, lambda temporary: _write_text(temporary, printed + "\n"))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_text(path, printed + "\n")
 
 
 def _sweep_caption(table: pl.DataFrame) -> str:
