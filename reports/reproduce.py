@@ -25,6 +25,7 @@ from draftlab.auditing import audit
 from draftlab.evaluation import Evaluation
 from draftlab.log.files import write_text
 from draftlab.published import PUBLISHED
+from draftlab.reporting.render import report
 from draftlab.reporting.tables import (
     Cell,
     by_position,
@@ -42,6 +43,7 @@ LOGS = {
     "temperature-1": ROOT / "data" / "sample-t1",
     "skip-3": ROOT / "data" / "sample-skip-3",
 }
+HEADLINE = ROOT / "reports" / "headline"
 LOGS_OF_PROMPTS = ROOT / "reports" / "logs"
 PROMPTS_LABELLED = 20_000
 START, END = "<!-- headline:", "<!-- /headline -->"
@@ -65,6 +67,7 @@ def main() -> None:
     if not arguments.targets:
         write_verdicts(verdicts, studies)
         write_headline(studies[0])
+        print(f"wrote {report(studies[0].log, HEADLINE).relative_to(ROOT)}")
 
 
 def collect_prompts(files: list[str]) -> Path:
