@@ -42,7 +42,7 @@ from draftlab.threads import run_threads
 from draftlab.transfer import learning_table, transfer_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from draftlab.log.reader import DraftLog
     from draftlab.metrics import BoolArray, FloatArray, IntArray
@@ -132,7 +132,7 @@ class Structure:
 def structure(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
-    evaluation: Evaluation | None = None,
+    evaluation: Evaluation | Callable[[], Evaluation] | None = None,
     folds: int = NUM_FOLDS,
     blocks: int = NUM_BLOCKS,
     seed: int = 0,
@@ -145,8 +145,9 @@ def structure(
     Parameters
     ----------
     log : path, paths or DraftLog
-    evaluation : Evaluation, optional
-        Of the same log, for ``achievable``; made here unless given.
+    evaluation : Evaluation or function that returns it, optional
+        Of the same log, for ``achievable``; made here unless given. The function is called last,
+        so that an evaluation may run meanwhile.
     folds : int
         Folds by group of everything that is cross-fitted.
     blocks : int
@@ -178,8 +179,6 @@ def structure(
     columns = {column for name in names for column in PREDICTORS[name].columns}
     cells = read_cells(opened, sorted(columns | {"target_rank_in_q"}), pool=pool)
     refuse_selected(cells, [PREDICTORS[name] for name in names], allow_selected)
-    if evaluation is None:
-        evaluation = evaluate(opened, folds=folds, allow_selected=allow_selected, pool=pool)
     of_proposals = proposals(opened).collect()
     made = []
     notes = []
@@ -195,6 +194,10 @@ def structure(
     if not made:
         raise InputError("no cell of the log can be fitted: " + "; ".join(notes))
     stacked = {name: _stack(made, name) for name in TABLES if name != "achievable"}
+    if evaluation is None:
+        evaluation = evaluate(opened, folds=folds, allow_selected=allow_selected, pool=pool)
+    elif not isinstance(evaluation, Evaluation):
+        evaluation = evaluation()
     result = Structure(
         **stacked,
         achievable=achievable_table(evaluation.metrics),
@@ -343,11 +346,12 @@ def _pairs(ready: Prepared, full: Fit, order: FloatArray, blocks: int) -> pl.Dat
 
 def _slope_grades(ready: Prepared) -> dict[str, Grade]:
     rows, feature = ready.rows, ready.features[ADOPTED]
-    grades = {}
-    for name, own in (("shared", False), ("own", True)):
+
+    def work(own: bool) -> Grade:
         slopes, intercepts, _ = refit(PREDICTORS[ADOPTED], rows, feature, own_slopes=own)
-        grades[name] = grade(rows, feature, slopes, intercepts, NUM_BINS)
-    return grades
+        return grade(rows, feature, slopes, intercepts, NUM_BINS)
+
+    return dict(zip(("shared", "own"), run_threads(work, (False, True)), strict=True))
 
 
 def _slopes(ready: Prepared, grades: dict[str, Grade]) -> pl.DataFrame:

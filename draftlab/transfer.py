@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -10,8 +10,11 @@ import polars as pl
 from draftlab import metrics
 from draftlab.intervals import mean_interval
 from draftlab.predictors.logistic import Fit, fit_logistic
+from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from draftlab.metrics import FloatArray, IntArray
     from draftlab.rows import Rows
 
@@ -57,7 +60,8 @@ def transfer_table(rows: Rows, feature: FloatArray) -> pl.DataFrame:
         log_loss_cost_low and _high (95 % by group), ece.
     """
     names = rows.datasets
-    logits = {code: _foreign_log_odds(rows, feature, code) for code in range(len(names))}
+    codes = range(len(names))
+    logits = run_threads(lambda code: _foreign_log_odds(rows, feature, code), codes)
     tables = []
     for trained in range(len(names)):
         for graded in range(len(names)):
@@ -86,12 +90,12 @@ def learning_table(rows: Rows, feature: FloatArray, *, seed: int = 0) -> pl.Data
     orders = [rng.permutation(np.unique(rows.group[rows.fold != f])) for f in range(rows.num_folds)]
     most = len(feature) * (1 - 1 / max(rows.num_folds, 2)) / rows.num_positions
     wanted = [size for size in SIZES if size < most] + [int(most)]
+    sizes = [*wanted[:-1], len(feature)]
+    by_fold = run_threads(
+        lambda fold: _learn(rows, feature, fold, orders[fold], sizes), range(rows.num_folds)
+    )
     tables = []
-    for size in wanted:
-        found = [
-            _learn(rows, feature, fold, orders[fold], size if size != wanted[-1] else len(feature))
-            for fold in range(rows.num_folds)
-        ]
+    for size, found in zip(wanted, zip(*by_fold, strict=True), strict=True):
         n, groups, auc, loss = np.array(found).T
         tables.append(
             {
@@ -159,22 +163,37 @@ def _auc_within(y: metrics.BoolArray, score: FloatArray, fold: IntArray) -> floa
     return total / weight if weight else float("nan")
 
 
+class _Learnt(NamedTuple):
+    """Training rows and groups, and the grades of the held-out fold."""
+
+    n: int
+    groups: int
+    auc: float
+    log_loss: float
+
+
 def _learn(
-    rows: Rows, feature: FloatArray, fold: int, order: IntArray, size: int
-) -> tuple[float, float, float, float]:
-    """Return training rows and groups, and AUC and log-loss of the held-out fold."""
-    sizes = np.bincount(rows.group, minlength=int(order.max()) + 1)[order]
-    enough = int(np.searchsorted(np.cumsum(sizes), size * rows.num_positions)) + 1
-    chosen = np.zeros(int(rows.group.max()) + 1, dtype=np.bool_)
-    chosen[order[:enough]] = True
-    train = np.flatnonzero(chosen[rows.group])
-    fit = _fit(rows, feature, train, None)
-    held_out = rows.fold_slices[fold]
-    if rows.num_folds == 1:
-        held_out = slice(None)
+    rows: Rows, feature: FloatArray, fold: int, order: IntArray, sizes: Sequence[int]
+) -> list[_Learnt]:
+    """Return what each size (rising) reaches on one held-out fold."""
+    reached = np.cumsum(np.bincount(rows.group, minlength=int(order.max()) + 1)[order])
+    held_out = rows.fold_slices[fold] if rows.num_folds > 1 else slice(None)
     y, x, k = rows.accepted[held_out], feature[held_out], rows.position[held_out]
-    # a position that the few rows do not reach is predicted as the deepest one that they do
-    intercepts = np.asarray(pl.Series(fit.intercepts).fill_nan(None).fill_null(strategy="forward")
-                            .fill_null(strategy="backward").to_numpy())  # fmt: skip
-    logit = fit.slope * x + intercepts[k]
-    return len(train), min(enough, len(order)), metrics.auc(y, logit), metrics.log_loss(y, logit)
+    found = []
+    fit: Fit | None = None
+    for size in reversed(sizes):  # the fit on more rows is a good start for that on fewer
+        enough = int(np.searchsorted(reached, size * rows.num_positions)) + 1
+        chosen = np.zeros(int(rows.group.max()) + 1, dtype=np.bool_)
+        chosen[order[:enough]] = True
+        train = np.flatnonzero(chosen[rows.group])
+        fit = _fit(rows, feature, train, fit)
+        # a position that the few rows do not reach is predicted as the deepest one that they do
+        logit = fit.slope * x + _filled(fit.intercepts)[k]
+        grades = metrics.auc(y, logit), metrics.log_loss(y, logit)
+        found.append(_Learnt(len(train), min(enough, len(order)), *grades))
+    return found[::-1]
+
+
+def _filled(intercepts: FloatArray) -> FloatArray:
+    known = pl.Series(intercepts).fill_nan(None)
+    return known.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import expit
 
 from draftlab.predictors.logistic import (
     FALLBACK_RIDGE,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from draftlab.metrics import BoolArray, FloatArray, IntArray
 
 _MAX_HALVINGS = 40
+_BLOCK = 8192
 _RUNAWAY = 12.0
 """Log-odds per standard deviation (or an intercept) that only separable data ask for."""
 
@@ -78,6 +78,7 @@ def fit_several(
 
     Examples
     --------
+    >>> from scipy.special import expit
     >>> rng = np.random.default_rng(0)
     >>> features, position = rng.normal(size=(20_000, 2)), rng.integers(0, 2, 20_000)
     >>> accepted = rng.random(20_000) < expit(features @ [1.0, -2.0] + 0.5 * position)
@@ -128,17 +129,21 @@ def _newton(
 ) -> SeveralFit:
     d, beta = len(features), start
     value, gradient, hessian = _derivatives(beta, features, position, accepted, ridge)
+    previous = 1.0
     for iteration in range(1, MAX_ITERATIONS + 1):
         step = np.linalg.solve(hessian, gradient)
         length = max(float(step @ gradient), 0.0) ** 0.5
+        if length * min(1.0, length / previous) <= STEP_TOLERANCE:
+            # so near that the likelihood is the parabola that Newton's method takes it for
+            beta = beta + step
+            return SeveralFit(beta[:d], beta[d:], "converged", ridge, iteration)
         for halving in range(_MAX_HALVINGS):
             trial = beta + 0.5**halving * step
             there = _derivatives(trial, features, position, accepted, ridge)
             if there[0] >= value - 1e-13 * abs(value):
                 break
         beta, (value, gradient, hessian) = trial, there
-        if length <= STEP_TOLERANCE:
-            return SeveralFit(beta[:d], beta[d:], "converged", ridge, iteration)
+        previous = max(length, 1e-300)
     return SeveralFit(beta[:d], beta[d:], "not_converged", ridge, MAX_ITERATIONS)
 
 
@@ -146,21 +151,31 @@ def _derivatives(
     beta: FloatArray, features: FloatArray, position: IntArray, accepted: BoolArray, ridge: float
 ) -> tuple[float, FloatArray, FloatArray]:
     """Return penalised log-likelihood, its gradient and minus its Hessian; features are (d, n)."""
-    d, size = len(features), len(beta)
-    num_positions = size - d
-    logit = beta[:d] @ features + beta[d:][position]
-    prob = expit(logit)
-    residual, weight = accepted - prob, prob * (1 - prob)
-    weighted = features * weight
-    cross = np.stack([np.bincount(position, row, num_positions) for row in weighted])
-    hessian = np.zeros((size, size))
-    hessian[:d, :d] = weighted @ features.T
-    hessian[:d, d:] = cross
-    hessian[d:, :d] = cross.T
-    hessian[d:, d:] = np.diag(np.bincount(position, weight, num_positions))
+    size = len(beta)
+    value, gradient, hessian = 0.0, np.zeros(size), np.zeros((size, size))
+    for start in range(0, len(position), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        found = _block_derivatives(beta, features[:, rows], position[rows], accepted[rows])
+        value += found[0]
+        gradient += found[1]
+        hessian += found[2]
     hessian += max(ridge, 1e-12) * np.eye(size)
-    gradient = np.concatenate([features @ residual, np.bincount(position, residual, num_positions)])
-    # log(1 + e^x) as max(x, 0) + log1p(e^-|x|): several times faster than logaddexp
-    loss = np.where(accepted, -logit, logit).clip(0) + np.log1p(np.exp(-np.abs(logit)))
-    value = -float(loss.sum()) - ridge / 2 * float(beta @ beta)
-    return value, gradient - ridge * beta, hessian
+    return value - ridge / 2 * float(beta @ beta), gradient - ridge * beta, hessian
+
+
+def _block_derivatives(
+    beta: FloatArray, features: FloatArray, position: IntArray, accepted: BoolArray
+) -> tuple[float, FloatArray, FloatArray]:
+    """Return log-likelihood, gradient and minus the Hessian of rows that fit the cache."""
+    d, size = len(features), len(beta)
+    logit = beta[:d] @ features + beta[d:][position]
+    tail = np.exp(-np.abs(logit))
+    larger = 1.0 / (1.0 + tail)
+    smaller = tail * larger
+    weight = smaller * larger  # p (1 - p) without the cancellation of 1 - p
+    residual: FloatArray = accepted - np.where(logit >= 0, larger, smaller)
+    # every sum over rows at once: those of a position are products with its indicator
+    indicator = position == np.arange(size - d)[:, None]
+    design = np.concatenate([features, indicator])
+    loss = np.maximum(np.where(accepted, -logit, logit), 0.0) + np.log1p(tail)
+    return -float(loss.sum()), design @ residual, (design * weight) @ design.T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.auditing import audit as run_audit
@@ -72,14 +73,32 @@ def gather(
     InputError
         The log cannot be evaluated or replayed; every other study is left out with a note.
     """
-    graded = evaluation or evaluate(log, keep_predictions=True, **options._asdict())
-    replayed = replay or run_replay(log)
-    allowed = bool(graded.metrics["selected"].any())
+    given = {
+        "evaluation": evaluation,
+        "structure": structure,
+        "replay": replay,
+        "simulation": simulation,
+        "audit": audit,
+        "drift": drift,
+    }
     notes: list[str] = []
+    graded: Future[Evaluation] = Future()
+    selected = options.allow_selected or _is_selected(evaluation)
 
-    given = {"structure": structure, "simulation": simulation, "audit": audit, "drift": drift}
+    def grade() -> Evaluation:
+        try:
+            graded.set_result(evaluate(log, keep_predictions=True, **options._asdict()))
+        except BaseException as error:
+            graded.set_exception(error)  # or what waits for it would wait forever
+            raise
+        return graded.result()
+
     runs: dict[str, Callable[[], Any]] = {
-        "structure": lambda: run_structure(log, evaluation=graded, allow_selected=allowed),
+        "evaluation": grade,
+        "structure": lambda: run_structure(
+            log, evaluation=evaluation or graded.result, allow_selected=selected
+        ),
+        "replay": lambda: run_replay(log),
         "simulation": lambda: _simulate(log, notes),
         "audit": lambda: run_audit(log),
         "drift": lambda: run_drift(log),
@@ -89,12 +108,21 @@ def gather(
         try:
             return given[name] or runs[name]()
         except InputError as error:
+            if name in _NEEDED:
+                raise
             notes.append(f"{name} left out: {error}")
             return None
 
     # side by side: most of their time is arithmetic without Python's lock
     found = dict(zip(runs, run_threads(attempt, list(runs)), strict=True))
-    return Studies(graded, replayed, **found, notes=tuple(sorted(notes)))
+    return Studies(**found, notes=tuple(sorted(notes)))
+
+
+_NEEDED = ("evaluation", "replay")
+
+
+def _is_selected(evaluation: Evaluation | None) -> bool:
+    return evaluation is not None and bool(evaluation.metrics["selected"].any())
 
 
 def _simulate(log: DraftLog, notes: list[str]) -> Simulation:

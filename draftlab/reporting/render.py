@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from draftlab.reporting.content import build_report
 from draftlab.reporting.gathering import Options, gather
 from draftlab.reporting.page import render_html
 from draftlab.reporting.paper import write_pdf
+from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from draftlab.auditing import Audit
     from draftlab.drifting import Drift
@@ -106,9 +108,13 @@ def make_comparison(a: DraftLog, b: DraftLog) -> tuple[dict[str, Any], dict[str,
 
 def write_report(content: dict[str, Any], svgs: dict[str, str], folder: Path, *, pdf: bool) -> Path:
     """Write content in all its forms, each file atomically; return index.html."""
-    page = render_html(content, svgs)
-    write_json(folder / "report.json", content)
-    write_text(folder / "index.html", page)
+    forms: list[Callable[[], Any]] = [
+        lambda: write_text(folder / "index.html", render_html(content, svgs)),
+        lambda: write_json(folder / "report.json", content),
+    ]
     if pdf:
-        replace_file(folder / "report.pdf", lambda path: write_pdf(content, svgs, path))
+        make_pdf = functools.partial(write_pdf, content, svgs)
+        forms.insert(0, lambda: replace_file(folder / "report.pdf", make_pdf))
+    # side by side: Typst works without Python's lock
+    run_threads(lambda write: write(), forms)
     return folder / "index.html"

@@ -124,8 +124,10 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     are CSS variables with the printed colour as what holds without them.
     """
     import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
+    canvas = FigureCanvasSVG(figure)
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context(STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
         # text stays text: the reader's browser has the glyphs that our font lacks
@@ -133,8 +135,9 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)  # ticks settle in it
-            figure.set_layout_engine("none")  # saving would lay out and draw all once more
-        figure.savefig(buffer, format="svg", metadata=nothing)
+            figure.set_layout_engine("none")  # printing would lay out all once more
+        # savefig would draw all once more
+        canvas.print_svg(buffer, metadata=nothing)  # type: ignore[no-untyped-call]
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
