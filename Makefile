@@ -9,7 +9,7 @@ PROMPTS ?=
 TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
 	table-pairs table-av-gain figure-frontier lossless replay-drift
 
-.PHONY: help install run test lint sample bench conformance reproduce docs clean $(TABLES)
+.PHONY: help install run test lint sample bench conformance reproduce live-check docs clean $(TABLES)
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,14 @@ reproduce: install ## Every published table beside our own, with verdicts (PROMP
 
 $(TABLES): install
 	$(BIN)/python reports/reproduce.py $@ --prompts $(PROMPTS)
+
+live-check: install ## Simulated against live adaptive verification, 320 requests (about 10 minutes)
+	rm -rf reports/logs/off reports/logs/live
+	$(BIN)/draftlab collect --out reports/logs/off --max-new-tokens 24 --head none
+	$(BIN)/draftlab collect --out reports/logs/live --max-new-tokens 24 --head none --seed 1 \
+		--adaptive-verification logit_qmax --cost reports/live-cost.json --coefficients reports/logs/off
+	$(BIN)/draftlab simulate reports/logs/off --cost reports/live-cost.json --predictor logit_qmax \
+		--concurrency 64 --live reports/logs/live | tee reports/reproduction/live-check.txt
 
 conformance: install ## Check the engine against transformers, and the hook against real vLLM
 	$(BIN)/python -m pytest tests/conformance/test_transformers.py
