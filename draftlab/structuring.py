@@ -42,7 +42,7 @@ from draftlab.threads import run_threads
 from draftlab.transfer import learning_table, transfer_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from draftlab.log.reader import DraftLog
     from draftlab.metrics import BoolArray, FloatArray, IntArray
@@ -132,7 +132,8 @@ class Structure:
 def structure(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
-    evaluation: Evaluation | Callable[[], Evaluation] | None = None,
+    evaluation: Evaluation | None = None,
+    achievable: bool = True,
     folds: int = NUM_FOLDS,
     blocks: int = NUM_BLOCKS,
     seed: int = 0,
@@ -145,9 +146,10 @@ def structure(
     Parameters
     ----------
     log : path, paths or DraftLog
-    evaluation : Evaluation or function that returns it, optional
-        Of the same log, for ``achievable``; made here unless given. The function is called last,
-        so that an evaluation may run meanwhile.
+    evaluation : Evaluation, optional
+        Of the same log, for ``achievable``; made here unless given.
+    achievable : bool
+        False leaves that table empty and needs no evaluation.
     folds : int
         Folds by group of everything that is cross-fitted.
     blocks : int
@@ -194,13 +196,11 @@ def structure(
     if not made:
         raise InputError("no cell of the log can be fitted: " + "; ".join(notes))
     stacked = {name: _stack(made, name) for name in TABLES if name != "achievable"}
-    if evaluation is None:
+    if evaluation is None and achievable:
         evaluation = evaluate(opened, folds=folds, allow_selected=allow_selected, pool=pool)
-    elif not isinstance(evaluation, Evaluation):
-        evaluation = evaluation()
     result = Structure(
         **stacked,
-        achievable=achievable_table(evaluation.metrics),
+        achievable=pl.DataFrame() if evaluation is None else achievable_table(evaluation.metrics),
         notes=notes,
         settings={"folds": folds, "blocks": blocks, "seed": seed, "feature": ADOPTED},
         provenance=provenance.collect(seed=seed, input_hash=hash_log(opened)),

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plugins",
     ),
     ("log", "features", "synth"),
-    ("schema", "metrics", "intervals", "threads", "provenance", "published", "errors"),
+    ("schema", "metrics", "intervals", "threads", "processes", "provenance", "published", "errors"),
 )
 BESIDE = ("engine", "hooks")
 BESIDE_MAY_IMPORT = {"engine", "hooks", "schema", "log", "errors", "provenance"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.auditing import audit as run_audit
@@ -11,8 +12,10 @@ from draftlab.errors import InputError
 from draftlab.evaluation import NUM_FOLDS, evaluate
 from draftlab.metrics import NUM_BINS
 from draftlab.policies.cost import check_table, find_cost
+from draftlab.processes import run_process
 from draftlab.replaying import replay as run_replay
 from draftlab.simulation import cost_of_log, simulate
+from draftlab.structuring import achievable_table
 from draftlab.structuring import structure as run_structure
 from draftlab.threads import run_threads
 
@@ -82,26 +85,13 @@ def gather(
         "drift": drift,
     }
     notes: list[str] = []
-    graded: Future[Evaluation] = Future()
-    selected = options.allow_selected or _is_selected(evaluation)
-
-    def grade() -> Evaluation:
-        try:
-            graded.set_result(evaluate(log, keep_predictions=True, **options._asdict()))
-        except BaseException as error:
-            graded.set_exception(error)  # or what waits for it would wait forever
-            raise
-        return graded.result()
-
     runs: dict[str, Callable[[], Any]] = {
-        "evaluation": grade,
-        "structure": lambda: run_structure(
-            log, evaluation=evaluation or graded.result, allow_selected=selected
-        ),
-        "replay": lambda: run_replay(log),
+        "evaluation": lambda: evaluate(log, keep_predictions=True, **options._asdict()),
+        "structure": lambda: _structure(log, options.allow_selected or _is_selected(evaluation)),
         "simulation": lambda: _simulate(log, notes),
-        "audit": lambda: run_audit(log),
+        "replay": lambda: run_replay(log),
         "drift": lambda: run_drift(log),
+        "audit": lambda: run_audit(log),
     }
 
     def attempt(name: str) -> Any:
@@ -115,6 +105,9 @@ def gather(
 
     # side by side: most of their time is arithmetic without Python's lock
     found = dict(zip(runs, run_threads(attempt, list(runs)), strict=True))
+    if structure is None and found["structure"] is not None:
+        reached = achievable_table(found["evaluation"].metrics)
+        found["structure"] = replace(found["structure"], achievable=reached)
     return Studies(**found, notes=tuple(sorted(notes)))
 
 
@@ -123,6 +116,19 @@ _NEEDED = ("evaluation", "replay")
 
 def _is_selected(evaluation: Evaluation | None) -> bool:
     return evaluation is not None and bool(evaluation.metrics["selected"].any())
+
+
+def _structure(log: DraftLog, selected: bool) -> Structure:
+    """Return the structure without ``achievable``; of a large log from a process of its own."""
+    rows = sum(run.rows["drafts"] for run in log.runs)
+    if rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
+        return run_structure(log, achievable=False, allow_selected=selected)
+    paths = [run.path for run in log.runs]
+    return run_process(run_structure, paths, achievable=False, allow_selected=selected)
+
+
+_WORTH_A_PROCESS = 100_000
+"""Drafts whose study takes longer than the start of a process."""
 
 
 def _simulate(log: DraftLog, notes: list[str]) -> Simulation:
