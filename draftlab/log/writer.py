@@ -102,7 +102,7 @@ class LogWriter:
         self._pending = 0
         self._closing = False
         self._parts = 0
-        self._rows = dict.fromkeys(schema.TABLES, 0)
+        self._rows = dict.fromkeys(("requests", "drafts", "steps"), 0)  # trees when there are any
         self._open = _Open()
         self.dropped_proposals = 0
         self.error: Exception | None = None
@@ -241,7 +241,7 @@ class LogWriter:
             if trees:
                 table = pa.concat_tables(_table("trees", rows) for rows in trees)
                 self._write("trees", self._parts, table.combine_chunks())
-                self._rows["trees"] += len(table)
+                self._rows["trees"] = self._rows.get("trees", 0) + len(table)
         if batch.steps:
             self._write("steps", self._parts, _row_table("steps", batch.steps))
             self._rows["steps"] += len(batch.steps)
