@@ -42,7 +42,7 @@ def test_run_json_is_complete_and_closed(tmp_path: Path) -> None:
     folder = write_log(tmp_path, [proposal(0, [True, True])])
     content = json.loads((folder / "run.json").read_text())
     assert content["closed"] is True
-    assert content["rows"] == {"requests": 1, "drafts": 2, "trees": 0, "steps": 1}
+    assert content["rows"] == {"requests": 1, "drafts": 2, "steps": 1}
     assert content["schema_version"] == 1
     assert content["run"] == folder.name
 
