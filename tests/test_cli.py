@@ -136,6 +136,20 @@ def test_report_sets_two_logs_side_by_side(
     wrong = call("report", log, "--compare", log, "--in-sample")
     assert wrong.code == 2
     assert "leave out --in-sample" in wrong.err
+    wrong = call("report", log, "--compare", log, "--live", log)
+    assert wrong.code == 2
+    assert "leave out --live" in wrong.err
+
+
+def test_report_refuses_a_live_log_that_was_not_trimmed(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call(
+        "report", log, "--live", log, "--cost", "H100/llama-8b", "--out", tmp_path / "report"
+    )
+    assert found.code == 2
+    assert "was not trimmed" in found.err
+    assert not (tmp_path / "report").exists()
 
 
 def test_replay_prints_its_estimators(

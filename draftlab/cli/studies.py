@@ -489,6 +489,13 @@ def report(
         list[str] | None,
         typer.Option(help="Log to set beside, repeatable for its runs: differences, not grades."),
     ] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(help="Log of the same prompts that was trimmed live: was simulation right?"),
+    ] = None,
+    cost: Annotated[
+        str, typer.Option(help="Cost table of --live: `log`, a model or a file of `profile`.")
+    ] = "log",
     in_sample: Annotated[
         bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
     ] = False,
@@ -503,10 +510,13 @@ def report(
     strict: Strict = False,
 ) -> None:
     """Write a self-contained report of a log, or of two side by side: HTML, PDF, JSON."""
+    from draftlab.livecheck import check_live
     from draftlab.log.reader import open_log
     from draftlab.reporting import render
 
     opened = open_log(*log, strict=strict)
+    if compare and live is not None:
+        raise InputError("--compare shows differences, not simulations: leave out --live")
     if compare and in_sample:
         raise InputError("--compare grades held-out rows: leave out --in-sample")
     logs = [opened]
@@ -514,7 +524,8 @@ def report(
         logs.append(open_log(*compare, strict=strict))
         content, svgs = render.make_comparison(*logs)
     else:
-        content, svgs = render.make_report(opened, in_sample=in_sample)
+        checked = None if live is None else check_live(opened, live, _cost(cost, opened))
+        content, svgs = render.make_report(opened, in_sample=in_sample, live=checked)
     if markdown:
         from draftlab.reporting.markdown import render_markdown
 

@@ -29,6 +29,7 @@ def build_report(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[
     names = [f"cell-{i}" for i in range(len(cells))]
     sections = [
         *(_cell_section(studies, *named, cells) for named in zip(cells, names, strict=True)),
+        *([of_policies.simulated_against_live(studies.live)] if studies.live else []),
         of_policies.online(studies.replay),
         *([of_policies.abrupt_drift(studies.drift)] if studies.drift else []),
         *([of_policies.losslessness(studies.audit)] if studies.audit else []),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from draftlab.auditing import Audit
     from draftlab.drifting import Drift
     from draftlab.evaluation import Evaluation
+    from draftlab.livecheck import LiveCheck
     from draftlab.log.reader import DraftLog
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
@@ -46,6 +47,8 @@ class Studies(NamedTuple):
     simulation: Simulation | None = None
     audit: Audit | None = None
     drift: Drift | None = None
+    live: LiveCheck | None = None
+    """Only if it is given: it needs a second log."""
     notes: tuple[str, ...] = ()
 
 
@@ -68,6 +71,7 @@ def gather(
     simulation: Simulation | None = None,
     audit: Audit | None = None,
     drift: Drift | None = None,
+    live: LiveCheck | None = None,
 ) -> Studies:
     """Return the given results and those that were missing.
 
@@ -108,7 +112,7 @@ def gather(
     if structure is None and found["structure"] is not None:
         reached = achievable_table(found["evaluation"].metrics)
         found["structure"] = replace(found["structure"], achievable=reached)
-    return Studies(**found, notes=tuple(sorted(notes)))
+    return Studies(**found, live=live, notes=tuple(sorted(notes)))
 
 
 _NEEDED = ("evaluation", "replay")

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
     from draftlab.reporting.blocks import Block
 
-SHOWN = ("results", "orders", "against", "positions", "setup", "predictors", "acceptance")
+SHOWN = (
+    *("results", "orders", "against", "positions", "setup", "predictors", "acceptance"),
+    "live",
+)
 """Last parts of the ids of the sections that a reviewer reads; the rest stays in the report."""
 
 

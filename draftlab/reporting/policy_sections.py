@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from draftlab.livecheck import TOLERANCE
 from draftlab.published import PUBLISHED
 from draftlab.reporting import blocks
 from draftlab.reporting.blocks import Block, Column
@@ -22,6 +23,7 @@ from draftlab.reporting.simulation_figures import FRONTIER, GAINS, of_place, pol
 if TYPE_CHECKING:
     from draftlab.auditing import Audit
     from draftlab.drifting import Drift
+    from draftlab.livecheck import LiveCheck
     from draftlab.replaying import Replay
     from draftlab.reporting.tables import Cell
     from draftlab.simulation import Simulation
@@ -125,16 +127,66 @@ def _published_gains() -> pl.DataFrame:
     return pl.DataFrame(theirs.rows, schema=theirs.columns, orient="row")
 
 
-def losslessness(audit: Audit) -> Block:
-    """Return what keeps the target's distribution: proved, derived and measured."""
-    state = "Theory and numbers agree" if audit.passed else "Theory and numbers DISAGREE"
-    checks = audit.checks.with_columns(
-        status=pl.when(pl.col("passed").is_null())
+def simulated_against_live(check: LiveCheck) -> Block:
+    """Return how far the simulation was from a run that was trimmed."""
+    verdict = "agrees" if check.agrees else "DISAGREES"
+    names = pl.col("measure").replace(_MEASURES)
+    table = check.table.with_columns(measure=names, status=_agreement("agrees")).with_columns(
+        # the step time is only shown: the cost table knows tokens, not the engine's padding
+        status=pl.when(pl.col("measure") == _MEASURES["step_ms"])
         .then(pl.lit("–"))
-        .when("passed")
+        .otherwise("status")
+    )
+    parts: list[Block] = [
+        blocks.text(
+            f"The simulation {verdict} with a run of {check.num_requests:,} requests that was "
+            f"trimmed live, {check.policy} with {check.concurrency} requests at once; "
+            f"{check.num_groups:,} prompts are in both logs.",
+            "plain" if check.agrees else "warning",
+        ),
+        *blocks.table(
+            "live-table",
+            table,
+            "Simulated on this log against measured on the other; they agree within "
+            f"{TOLERANCE:.0%} or two standard errors.",
+            _LIVE_COLUMNS,
+        ),
+        *blocks.items(check.notes),
+    ]
+    return blocks.section("live", "Simulated against live", parts)
+
+
+_MEASURES = {
+    "acceptance_length": "acceptance length",
+    "verified_per_step": "drafts sent per request and step",
+    "step_ms": "time of a step, ms",
+}
+_LIVE_COLUMNS = [
+    Column("measure", "measure"),
+    Column("simulated", "simulated", digits=3),
+    Column("measured", "measured", digits=3),
+    Column("difference", "difference", digits=3, signed=True),
+    Column("standard_error", "standard error", digits=3),
+    Column("relative", "difference, %", digits=1, signed=True, percent=True),
+    Column("status", "status"),
+]
+
+
+def _agreement(column: str) -> pl.Expr:
+    """Return a column of booleans in words."""
+    return (
+        pl.when(pl.col(column).is_null())
+        .then(pl.lit("–"))
+        .when(column)
         .then(pl.lit("agrees"))
         .otherwise(pl.lit("does not agree"))
     )
+
+
+def losslessness(audit: Audit) -> Block:
+    """Return what keeps the target's distribution: proved, derived and measured."""
+    state = "Theory and numbers agree" if audit.passed else "Theory and numbers DISAGREE"
+    checks = audit.checks.with_columns(status=_agreement("passed"))
     kinds = (
         ("proof", "The two-token examples of the literature, in exact arithmetic."),
         ("joint", "Policies, by enumeration of every outcome of a small joint distribution."),

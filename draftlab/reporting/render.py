@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from draftlab.auditing import Audit
     from draftlab.drifting import Drift
     from draftlab.evaluation import Evaluation
+    from draftlab.livecheck import LiveCheck
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
     from draftlab.structuring import Structure
@@ -39,6 +40,7 @@ def report(
     simulation: Simulation | None = None,
     audit: Audit | None = None,
     drift: Drift | None = None,
+    live: LiveCheck | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
     n_bins: int = NUM_BINS,
@@ -56,6 +58,8 @@ def report(
         Results of this log; run here when not given. Smooth curves and scores by label need an
         evaluation with ``keep_predictions``. What cannot be run on the log is left out with a
         note, except evaluation and replay.
+    live : LiveCheck, optional
+        From `check_live`: the simulation against a run that was trimmed.
     in_sample, folds, n_bins, allow_selected
         As in `evaluate`.
     pdf : bool
@@ -79,6 +83,7 @@ def report(
         simulation=simulation,
         audit=audit,
         drift=drift,
+        live=live,
         in_sample=in_sample,
         folds=folds,
         n_bins=n_bins,

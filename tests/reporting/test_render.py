@@ -18,9 +18,10 @@ import polars as pl
 import pytest
 
 from draftlab.evaluation import evaluate
+from draftlab.livecheck import LiveCheck
 from draftlab.log.reader import open_log
 from draftlab.replaying import replay
-from draftlab.reporting.blocks import walk
+from draftlab.reporting.blocks import printed, walk
 from draftlab.reporting.content import build_report
 from draftlab.reporting.gathering import Studies
 from draftlab.reporting.markdown import render_markdown
@@ -125,6 +126,41 @@ def test_every_study_has_its_section(content: dict[str, Any]) -> None:
             "workloads", "stability", "achievable", "budgets",
         )
     }  # fmt: skip
+
+
+def live_check(*, agrees: bool) -> LiveCheck:
+    measures = ["acceptance_length", "verified_per_step", "step_ms"]
+    table = pl.DataFrame(
+        {
+            "measure": measures,
+            "simulated": [2.0, 4.0, 50.0],
+            "measured": [2.02, 4.6, 80.0],
+            "difference": [0.02, 0.6, 30.0],
+            "standard_error": [0.01, 0.1, 1.0],
+            "relative": [0.01, 0.15, 0.6],
+            "agrees": [True, agrees, False],
+        }
+    )
+    return LiveCheck(table, "av/logit_qmax", 16, 256, 250, ["rehearsed"])
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_the_error_of_the_simulation_is_shown(
+    log: DraftLog, studies: Studies, agrees: bool
+) -> None:
+    content, _ = build_report(log, studies._replace(live=live_check(agrees=agrees)))
+    [part] = [part for part in content["sections"] if part["id"] == "live"]
+    said, table, notes = part["blocks"]
+    assert said["text"].startswith("The simulation " + ("agrees" if agrees else "DISAGREES"))
+    assert said["tone"] == ("plain" if agrees else "warning")
+    rows = [row["cells"] for row in printed(table)["rows"]]
+    assert rows[0] == [
+        "acceptance length", "2.000", "2.020", "+0.020", "0.010", "+1.0", "agrees"
+    ]  # fmt: skip
+    assert rows[1][-1] == ("agrees" if agrees else "does not agree")
+    assert rows[2][-1] == "–"  # only shown
+    assert notes["items"] == ["rehearsed"]
+    assert "Simulated against live" in render_markdown(content)
 
 
 def test_page_prints_the_numbers(page: Page, evaluation: Evaluation) -> None:
