@@ -58,6 +58,7 @@ TITLES = {
     "brier": "Brier",
     "ece": "ECE",
     "ece_null": "expected ECE",
+    "excess_ece": "excess ECE",
     "cold_start_labels": "cold start",
     "p_value": "p",
     "num_positions": "K",

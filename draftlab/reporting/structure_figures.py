@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from draftlab.metrics import FloatArray
     from draftlab.reporting.tables import Cell
     from draftlab.structuring import Structure
 
@@ -72,7 +73,8 @@ def _draw_correlation(axes: Axes, table: pl.DataFrame, column: str, color: str) 
     for i, (at, value, name) in enumerate(zip(x, y, table["dataset"], strict=True)):
         axes.annotate(
             shorten(name, 12), (at, value), fontsize=7.5, color=INK,
-            xytext=(0, 5 if i % 2 else -11), textcoords="offset points", ha="center",
+            xytext=(0, 5 if _is_clear_above(x, y, i) else -11), textcoords="offset points",
+            ha="center",
         )  # fmt: skip
     axes.set_xlim(ends[0] - 0.2 * (ends[1] - ends[0]), ends[1] + 0.2 * (ends[1] - ends[0]))
     # one scale for both, so that their spread compares
@@ -81,6 +83,16 @@ def _draw_correlation(axes: Axes, table: pl.DataFrame, column: str, color: str) 
     axes.set_ylim(middle - reach, middle + reach)
     name = "slope" if column == "slope" else "intercept of position 0"
     axes.set_title(f"{name}, r = {format_number(float(table[f'{column}_r'][0]), 2)}")
+
+
+def _is_clear_above(x: FloatArray, y: FloatArray, i: int) -> bool:
+    """Whether the name of a point fits better above it: its closest neighbour lies below."""
+    near = np.abs(x - x[i]) < 0.35 * (x.max() - x.min())
+    near[i] = False
+    if not near.any():
+        return True
+    away = y[near] - y[i]
+    return bool(away[np.argmin(np.abs(away))] < 0)
 
 
 def _reach(table: pl.DataFrame, column: str) -> float:

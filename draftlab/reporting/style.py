@@ -15,7 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import polars as pl
     from matplotlib.axes import Axes
@@ -114,7 +114,27 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     """Put the legend above the axes, where there is something to tell apart."""
     handles, names = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, names, loc="outside upper left", ncols=min(3, len(names)))
+        figure.legend(handles, names, loc="outside upper left", ncols=_legend_columns(names))
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return how many columns of a legend fit the width, at most three."""
+    for ncols in range(min(3, len(names)), 1, -1):
+        longest = [max(map(len, part)) for part in _split(names, ncols)]
+        if sum(_LEGEND_HANDLE + _LEGEND_LETTER * length for length in longest) <= WIDTH:
+            return ncols
+    return 1
+
+
+def _split(names: Sequence[str], ncols: int) -> list[Sequence[str]]:
+    """Deal names into columns as matplotlib does: the first columns are the longer ones."""
+    rows, more = divmod(len(names), ncols)
+    ends = [(i + 1) * rows + min(i + 1, more) for i in range(ncols)]
+    return [names[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+_LEGEND_HANDLE, _LEGEND_LETTER = 0.57, 0.055
+"""Inches that a column of a legend takes beside its names, and for each of their letters."""
 
 
 def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
