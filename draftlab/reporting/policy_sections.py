@@ -148,7 +148,7 @@ def simulated_against_live(check: LiveCheck) -> Block:
             "live-table",
             table,
             "Simulated on this log against measured on the other; they agree within "
-            f"{TOLERANCE:.0%} or two standard errors.",
+            f"{100 * TOLERANCE:g} % or two standard errors.",
             _LIVE_COLUMNS,
         ),
         *blocks.items(check.notes),
