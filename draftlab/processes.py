@@ -36,7 +36,8 @@ def run_process(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs
     >>> run_process(divmod, 7, 2)
     (3, 1)
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    # one thread: the caller works too
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "POLARS_MAX_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, "-m", "draftlab.processes"],
         input=pickle.dumps((function, args, kwargs)),

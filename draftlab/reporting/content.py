@@ -13,6 +13,7 @@ from draftlab.reporting import structure_sections as of_structure
 if TYPE_CHECKING:
     import polars as pl
 
+    from draftlab.evaluation import Evaluation
     from draftlab.log.reader import DraftLog
     from draftlab.reporting.blocks import Block
     from draftlab.reporting.gathering import Studies
@@ -22,13 +23,43 @@ FORMAT_VERSION = 2
 """Of report.json."""
 
 
-def build_report(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the content of report.json (strict JSON), and the figures as SVG by id."""
+Parts = dict[str, list["Block | None"]]
+"""Sections by the id of their cell."""
+
+
+def evaluation_parts(evaluation: Evaluation) -> Parts:
+    """Return the sections that need the evaluation alone."""
+    return {
+        name: [
+            of_evaluation.results(evaluation, cell, f"{name}-results"),
+            of_evaluation.orders(evaluation, cell, f"{name}-orders"),
+            of_evaluation.against(evaluation, cell, f"{name}-against"),
+            of_evaluation.positions(evaluation, cell, f"{name}-positions"),
+            of_evaluation.calibration(evaluation, cell, f"{name}-calibration"),
+            of_evaluation.acceptance(evaluation, cell, f"{name}-acceptance"),
+            of_evaluation.survival(evaluation, cell, f"{name}-survival"),
+        ]
+        for name, cell in _named_cells(evaluation).items()
+    }
+
+
+def _named_cells(evaluation: Evaluation) -> dict[str, Cell]:
+    return {f"cell-{i}": cell for i, cell in enumerate(tables.cells(evaluation))}
+
+
+def build_report(
+    log: DraftLog, studies: Studies, parts: Parts | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the content of report.json (strict JSON), and the figures as SVG by id.
+
+    ``parts`` are `evaluation_parts` of the evaluation, where they were made already.
+    """
     evaluation = studies.evaluation
-    cells = tables.cells(evaluation)
-    names = [f"cell-{i}" for i in range(len(cells))]
+    parts = evaluation_parts(evaluation) if parts is None else parts
+    named = _named_cells(evaluation)
+    cells = list(named.values())
     sections = [
-        *(_cell_section(studies, *named, cells) for named in zip(cells, names, strict=True)),
+        *(_cell_section(studies, cell, name, cells, parts[name]) for name, cell in named.items()),
         *([of_policies.simulated_against_live(studies.live)] if studies.live else []),
         of_policies.online(studies.replay),
         *([of_policies.abrupt_drift(studies.drift)] if studies.drift else []),
@@ -47,7 +78,7 @@ def build_report(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[
         f"will accept, graded on logged drafts; {tables.fit_style(evaluation)}.",
         "facts": facts(log, cells),
         "date": date_of(log),
-        "cells": [{"id": name, **cell._asdict()} for name, cell in zip(names, cells, strict=True)],
+        "cells": [{"id": name, **cell._asdict()} for name, cell in named.items()],
         "settings": evaluation.settings,
         "source": published.ARTICLE,
         "commands": commands,
@@ -119,17 +150,14 @@ def heading(cell: Cell, cells: list[Cell]) -> str:
     return drafting[0].upper() + drafting[1:]
 
 
-def _cell_section(studies: Studies, cell: Cell, name: str, cells: list[Cell]) -> Block:
-    evaluation = studies.evaluation
-    parts: list[Block | None] = [
-        of_evaluation.results(evaluation, cell, f"{name}-results"),
-        of_evaluation.orders(evaluation, cell, f"{name}-orders"),
-        of_evaluation.against(evaluation, cell, f"{name}-against"),
-        of_evaluation.positions(evaluation, cell, f"{name}-positions"),
-        of_evaluation.calibration(evaluation, cell, f"{name}-calibration"),
-        of_evaluation.acceptance(evaluation, cell, f"{name}-acceptance"),
-        of_evaluation.survival(evaluation, cell, f"{name}-survival"),
-    ]
+def _cell_section(
+    studies: Studies,
+    cell: Cell,
+    name: str,
+    cells: list[Cell],
+    of_the_evaluation: list[Block | None],
+) -> Block:
+    parts = list(of_the_evaluation)
     structure = studies.structure
     if structure is not None and len(_rows_of(structure.pairs, cell)):
         parts += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from draftlab.auditing import audit as run_audit
 from draftlab.drifting import drift as run_drift
 from draftlab.errors import InputError
 from draftlab.evaluation import NUM_FOLDS, evaluate
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.policies.cost import check_table, find_cost
 from draftlab.processes import run_process
@@ -17,7 +19,6 @@ from draftlab.replaying import replay as run_replay
 from draftlab.simulation import cost_of_log, simulate
 from draftlab.structuring import achievable_table
 from draftlab.structuring import structure as run_structure
-from draftlab.threads import run_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from draftlab.drifting import Drift
     from draftlab.evaluation import Evaluation
     from draftlab.livecheck import LiveCheck
-    from draftlab.log.reader import DraftLog
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
@@ -66,69 +66,76 @@ def gather(
     options: Options,
     *,
     evaluation: Evaluation | None = None,
-    replay: Replay | None = None,
-    structure: Structure | None = None,
-    simulation: Simulation | None = None,
-    audit: Audit | None = None,
-    drift: Drift | None = None,
     live: LiveCheck | None = None,
+    on_evaluation: Callable[[Evaluation], None] = lambda _: None,
+    **given: Any,
 ) -> Studies:
     """Return the given results and those that were missing.
+
+    ``on_evaluation`` is called with the evaluation while the other studies still run; ``given``
+    are results by the names of `Studies`.
 
     Raises
     ------
     InputError
         The log cannot be evaluated or replayed; every other study is left out with a note.
     """
-    given = {
-        "evaluation": evaluation,
-        "structure": structure,
-        "replay": replay,
-        "simulation": simulation,
-        "audit": audit,
-        "drift": drift,
-    }
-    notes: list[str] = []
-    runs: dict[str, Callable[[], Any]] = {
-        "evaluation": lambda: evaluate(log, keep_predictions=True, **options._asdict()),
-        "structure": lambda: _structure(log, options.allow_selected or _is_selected(evaluation)),
-        "simulation": lambda: _simulate(log, notes),
-        "replay": lambda: run_replay(log),
-        "drift": lambda: run_drift(log),
-        "audit": lambda: run_audit(log),
-    }
-
-    def attempt(name: str) -> Any:
-        try:
-            return given[name] or runs[name]()
-        except InputError as error:
-            if name in _NEEDED:
-                raise
-            notes.append(f"{name} left out: {error}")
-            return None
-
-    # side by side: most of their time is arithmetic without Python's lock
-    found = dict(zip(runs, run_threads(attempt, list(runs)), strict=True))
-    if structure is None and found["structure"] is not None:
-        reached = achievable_table(found["evaluation"].metrics)
+    missing = tuple(name for name in _OTHERS if given.get(name) is None)
+    selected = options.allow_selected or _is_selected(evaluation)
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(_run_others, log, missing, selected)
+        if evaluation is None:
+            evaluation = evaluate(log, keep_predictions=True, **options._asdict())
+        on_evaluation(evaluation)
+        found, notes = others.result()
+    if found.get("structure") is not None:
+        reached = achievable_table(evaluation.metrics)
         found["structure"] = replace(found["structure"], achievable=reached)
-    return Studies(**found, live=live, notes=tuple(sorted(notes)))
+    known = {name: result for name, result in given.items() if result is not None}
+    return Studies(evaluation, **(found | known), live=live, notes=tuple(sorted(notes)))
 
 
-_NEEDED = ("evaluation", "replay")
+_OTHERS = ("structure", "simulation", "replay", "drift", "audit")
+_NEEDED = ("replay",)
 
 
 def _is_selected(evaluation: Evaluation | None) -> bool:
     return evaluation is not None and bool(evaluation.metrics["selected"].any())
 
 
-def _structure(log: DraftLog, selected: bool) -> Structure:
-    """Return the structure without ``achievable``; of a large log from a process of its own."""
+def _run_others(
+    log: DraftLog, names: tuple[str, ...], selected: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Run studies one after the other; those of a large log in a process of their own."""
     rows = sum(run.rows["drafts"] for run in log.runs)
     if rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
-        return run_structure(log, achievable=False, allow_selected=selected)
-    paths = [run.path for run in log.runs]
-    return run_process(run_structure, paths, achievable=False, allow_selected=selected)
+        return run_studies(log, names, selected)
+    return run_process(run_studies, [run.path for run in log.runs], names, selected)
+
+
+def run_studies(
+    log: DraftLog | list[str], names: tuple[str, ...], selected: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the named studies, None for what cannot be run, and notes that say why."""
+    opened = open_any(log)
+    notes: list[str] = []
+    runs: dict[str, Callable[[], Any]] = {
+        "structure": lambda: run_structure(opened, achievable=False, allow_selected=selected),
+        "simulation": lambda: _simulate(opened, notes),
+        "replay": lambda: run_replay(opened),
+        "drift": lambda: run_drift(opened),
+        "audit": lambda: run_audit(opened),
+    }
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = runs[name]()
+        except InputError as error:
+            if name in _NEEDED:
+                raise
+            found[name] = None
+            notes.append(f"{name} left out: {error}")
+    return found, notes
 
 
 _WORTH_A_PROCESS = 100_000

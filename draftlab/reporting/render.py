@@ -12,7 +12,7 @@ from draftlab.log.files import replace_file, write_json, write_text
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.reporting.comparison import build_comparison
-from draftlab.reporting.content import build_report
+from draftlab.reporting.content import Parts, build_report, evaluation_parts
 from draftlab.reporting.gathering import Options, gather
 from draftlab.reporting.page import render_html
 from draftlab.reporting.paper import write_pdf
@@ -102,8 +102,13 @@ def make_report(
     **given: Any,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return content and figures of one log; ``given`` are results, see `report`."""
-    studies = gather(log, Options(in_sample, folds, n_bins, allow_selected), **given)
-    return build_report(log, studies)
+    parts: Parts = {}
+    options = Options(in_sample, folds, n_bins, allow_selected)
+    # figures of the evaluation are drawn while the other studies still run
+    studies = gather(
+        log, options, on_evaluation=lambda found: parts.update(evaluation_parts(found)), **given
+    )
+    return build_report(log, studies, parts)
 
 
 def make_comparison(a: DraftLog, b: DraftLog) -> tuple[dict[str, Any], dict[str, str]]:
