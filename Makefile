@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 LABELLED ?= 10000
 
 PROMPTS ?=
+OPTIONS ?=
 TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
 	table-pairs table-av-gain figure-frontier lossless replay-drift
 
@@ -57,7 +58,7 @@ live-check: install ## Simulated against live adaptive verification, 320 request
 
 conformance: install ## Check the engine against transformers, and the hook against real vLLM
 	$(BIN)/python -m pytest tests/conformance/test_transformers.py
-	$(BIN)/python tests/conformance/vllm/run.py
+	$(BIN)/python tests/conformance/vllm/run.py $(OPTIONS)
 
 bench: install ## Time the core against its peers
 	$(BIN)/python benchmarks/evaluate.py
