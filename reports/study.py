@@ -12,6 +12,7 @@ import polars as pl
 
 from draftlab import evaluate, simulate
 from draftlab.drifting import Drift, drift, parse_scenario
+from draftlab.features import clamp
 from draftlab.log.reader import open_log
 from draftlab.metrics import correlation
 from draftlab.policies.cost import find_cost
@@ -92,12 +93,14 @@ class Study:
     @cached_property
     def modelled(self) -> Simulation:
         cost = find_cost(MODEL_COST)
-        return simulate(self.log, cost, policies=POLICIES, concurrencies=CONCURRENCIES)
+        return simulate(
+            self.log, cost, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False
+        )
 
     @cached_property
     def measured(self) -> Simulation:
         cost = cost_of_log(self.log)
-        return simulate(self.log, cost, policies=POLICIES, concurrencies=(64,))
+        return simulate(self.log, cost, policies=POLICIES, concurrencies=(64,), regret=False)
 
     @cached_property
     def acceptance_by_position(self) -> np.ndarray[Any, Any]:
@@ -112,11 +115,11 @@ class Study:
             log.drafts.filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
             .join(requests, on=["run", "request"])
             .sort("run", "step", "slot", "position")
-            .select("logit_qmax", "entropy", "position", "accepted", "dataset", "group")
+            .select(clamp("logit_qmax"), "entropy", "position", "accepted", "dataset", "group")
             .collect()
         )
         return Labelled(
-            rows["logit_qmax"].cast(pl.Float64).clip(-40, 40).to_numpy(),
+            rows["logit_qmax"].to_numpy(),
             rows["entropy"].cast(pl.Float64).to_numpy(),
             rows["position"].to_numpy(),
             rows["accepted"].to_numpy(),

@@ -181,9 +181,10 @@ def fit_head(
         trial = _fit_layers(fit, recipe)
         final = _fit_layers(examples, recipe)
     else:
-        losses = {c: _log_loss(_fit_linear(fit, recipe, c), check, recipe) for c in PENALTIES}
+        trials = {c: _fit_linear(fit, recipe, c) for c in PENALTIES}
+        losses = {c: _log_loss(found, check, recipe) for c, found in trials.items()}
         how["inverse_ridge"] = min(losses, key=lambda c: losses[c])
-        trial = _fit_linear(fit, recipe, how["inverse_ridge"])
+        trial = trials[how["inverse_ridge"]]
         final = _fit_linear(examples, recipe, how["inverse_ridge"])
     return final, how | {
         "held_out_log_loss": _log_loss(trial, check, recipe),
