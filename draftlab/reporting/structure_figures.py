@@ -152,6 +152,8 @@ def plot_learning(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFram
     table = of_cell(structure.learning, cell).select(
         "rows_per_position", "repeats", "n_train", "log_loss", "log_loss_sd", "auc"
     )
+    from matplotlib.ticker import LogLocator
+
     figure, axes = new_axes(2.6)
     # whole prompts were drawn, so that the smallest sizes hold more than was asked for
     x = (table["n_train"] / cell.num_speculative_tokens).to_list()
@@ -160,7 +162,11 @@ def plot_learning(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataFram
     axes.fill_between(x, y - spread, y + spread, color=COLOURS["blue"], alpha=0.15, linewidth=0)
     if x:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        axes.xaxis.set_major_formatter(
+            lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+        )
+        axes.xaxis.set_minor_formatter(lambda *_: "")  # within a decade it would print TeX
     axes.set_xlabel("labelled drafts learnt from, per position")
     axes.set_ylabel("log-loss, nats")
     return figure, table

@@ -283,6 +283,10 @@ def test_markdown_for_a_pull_request_is_short_and_whole(content: dict[str, Any])
     assert "nan" not in text.lower().split()
 
 
+def test_no_label_of_a_figure_is_raw_tex(built: tuple[dict[str, Any], dict[str, str]]) -> None:
+    assert [name for name, svg in built[1].items() if "mathdefault" in svg] == []
+
+
 def test_two_renders_are_equal(
     log: DraftLog, studies: Studies, folder: Path, tmp_path: Path
 ) -> None:
