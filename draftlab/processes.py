@@ -1,4 +1,4 @@
-"""Run a function of the package in a process of its own, beside work that holds Python's lock.
+"""Run a generator of the package in a process of its own, beside work that holds Python's lock.
 
 Not `multiprocessing`: that would run the caller's script again, which need not be guarded.
 """
@@ -9,59 +9,97 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 P = ParamSpec("P")
-Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
-def run_process(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-    """Return what a function returns, or raise what it raises, computed in another process.
+@contextmanager
+def stream_process(
+    function: Callable[P, Iterator[Item]], *args: P.args, **kwargs: P.kwargs
+) -> Iterator[Iterator[Item]]:
+    """Start a generator in another process; what it yields waits here until it is asked for.
 
     Parameters
     ----------
     function : callable
-        Importable by its name; arguments and result can be pickled.
+        Importable by its name; arguments and items can be pickled. What it raises is raised by
+        the iterator. The process ends with the block, whether or not all was asked for.
 
     Raises
     ------
     RuntimeError
-        The process ended without an answer.
+        By the iterator: the process ended early.
 
     Examples
     --------
-    >>> run_process(divmod, 7, 2)
-    (3, 1)
+    >>> with stream_process(iter, [7, 2]) as items:
+    ...     list(items)
+    [7, 2]
     """
     # one thread: the caller works too
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "POLARS_MAX_THREADS": "1"}
-    ended = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "draftlab.processes"],
-        input=pickle.dumps((function, args, kwargs)),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
-        check=False,
-    )
-    if ended.returncode != 0:
-        raise RuntimeError(f"{function.__name__} ended with exit status {ended.returncode}")
-    result, error = pickle.loads(ended.stdout)  # noqa: S301 - from our own process
-    if error is not None:
-        raise error
-    return cast("Result", result)
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump((function, args, kwargs), process.stdin)
+            process.stdin.close()
+            arrived: SimpleQueue[tuple[str, Any] | None] = SimpleQueue()
+            Thread(target=_read, args=(process.stdout, arrived), daemon=True).start()
+            yield _take(arrived, process, str(getattr(function, "__name__", function)))
+        finally:
+            process.kill()
+
+
+def _read(source: IO[bytes], arrived: SimpleQueue[tuple[str, Any] | None]) -> None:
+    try:
+        while True:
+            arrived.put(pickle.load(source))  # noqa: S301 - from our own process
+    except (EOFError, pickle.UnpicklingError, ValueError):  # it ended, if in mid-item
+        arrived.put(None)
+
+
+def _take(
+    arrived: SimpleQueue[tuple[str, Any] | None], process: subprocess.Popen[bytes], name: str
+) -> Iterator[Any]:
+    while (message := arrived.get()) is not None:
+        kind, value = message
+        if kind == "end":
+            return
+        if kind == "error":
+            raise value
+        yield value
+    raise RuntimeError(f"{name} ended with exit status {process.wait()}")
 
 
 def _answer() -> None:
     out, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever is printed is no answer
+
+    def send(kind: str, value: object) -> None:
+        pickle.dump((kind, value), out)
+        out.flush()
+
     function, args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own process
-    answer: tuple[Any, Exception | None]
     try:
-        answer = function(*args, **kwargs), None
-    except Exception as error:  # raised again by `run_process`
-        answer = None, error
-    pickle.dump(answer, out)
+        for item in function(*args, **kwargs):
+            send("item", item)
+    except Exception as error:  # raised again by the caller's iterator
+        send("error", error)
+    else:
+        send("end", None)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from draftlab.evaluation import NUM_FOLDS
-from draftlab.log.checks import CHECKS, run_checks
+from draftlab.log.checks import CHECKS
 from draftlab.log.summary import workloads
 from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab.evaluation import Evaluation
+    from draftlab.log.checks import Finding
     from draftlab.log.reader import DraftLog, Run
     from draftlab.reporting.blocks import Block
 
@@ -30,9 +31,11 @@ RUN_FACTS = (
 )  # fmt: skip
 
 
-def notes(log: DraftLog, evaluation: Evaluation, more: Sequence[str]) -> Block:
+def notes(
+    log: DraftLog, evaluation: Evaluation, found: Sequence[Finding], more: Sequence[str]
+) -> Block:
     """Return what a reader must know: notes, failed checks of the log, studies left out."""
-    checks = [f"{f.code} {f.severity}: {f.message}" for f in run_checks(log)]
+    checks = [f"{f.code} {f.severity}: {f.message}" for f in found]
     entries = [
         *(_shorten_paths(note, log) for note in (*evaluation.notes, *more)),
         *(checks or [f"All {len(CHECKS)} checks of the log pass."]),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftlab import published
+from draftlab.log.checks import run_checks
 from draftlab.reporting import appendix, blocks, tables
 from draftlab.reporting import evaluation_sections as of_evaluation
 from draftlab.reporting import policy_sections as of_policies
 from draftlab.reporting import structure_sections as of_structure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     import polars as pl
 
     from draftlab.evaluation import Evaluation
@@ -18,56 +21,102 @@ if TYPE_CHECKING:
     from draftlab.reporting.blocks import Block
     from draftlab.reporting.gathering import Studies
     from draftlab.reporting.tables import Cell
+    from draftlab.simulation import Simulation
+    from draftlab.structuring import Structure
 
 FORMAT_VERSION = 2
 """Of report.json."""
 
 
-Parts = dict[str, list["Block | None"]]
-"""Sections by the id of their cell."""
+Sections = dict[str, list["Block"]]
+"""Of one study, by the id of the cell that they are about; "" for those of the whole log."""
 
 
-def evaluation_parts(evaluation: Evaluation) -> Parts:
-    """Return the sections that need the evaluation alone."""
+def draw_study(name: str, study: Any, cells: dict[str, Cell]) -> Sections:
+    """Return the sections of a study, its figures drawn; ``name`` as in `Studies`."""
+    if name in _OF_LOG:
+        return {"": [_OF_LOG[name](study)]}
+    if name not in _OF_CELL:
+        return {}  # it stands in the appendix
     return {
-        name: [
-            of_evaluation.results(evaluation, cell, f"{name}-results"),
-            of_evaluation.orders(evaluation, cell, f"{name}-orders"),
-            of_evaluation.against(evaluation, cell, f"{name}-against"),
-            of_evaluation.positions(evaluation, cell, f"{name}-positions"),
-            of_evaluation.calibration(evaluation, cell, f"{name}-calibration"),
-            of_evaluation.acceptance(evaluation, cell, f"{name}-acceptance"),
-            of_evaluation.survival(evaluation, cell, f"{name}-survival"),
-        ]
-        for name, cell in _named_cells(evaluation).items()
+        cell_id: [part for part in _OF_CELL[name](study, cell, cell_id) if part is not None]
+        for cell_id, cell in cells.items()
     }
 
 
-def _named_cells(evaluation: Evaluation) -> dict[str, Cell]:
+def _evaluation_sections(evaluation: Evaluation, cell: Cell, name: str) -> list[Block | None]:
+    return [
+        of_evaluation.results(evaluation, cell, f"{name}-results"),
+        of_evaluation.orders(evaluation, cell, f"{name}-orders"),
+        of_evaluation.against(evaluation, cell, f"{name}-against"),
+        of_evaluation.positions(evaluation, cell, f"{name}-positions"),
+        of_evaluation.calibration(evaluation, cell, f"{name}-calibration"),
+        of_evaluation.acceptance(evaluation, cell, f"{name}-acceptance"),
+        of_evaluation.survival(evaluation, cell, f"{name}-survival"),
+    ]
+
+
+def _structure_sections(structure: Structure, cell: Cell, name: str) -> list[Block | None]:
+    if not len(_rows_of(structure.pairs, cell)):
+        return []
+    return [
+        of_structure.workloads(structure, cell, f"{name}-workloads"),
+        of_structure.stability(structure, cell, f"{name}-stability"),
+        of_structure.achievable(structure, cell, f"{name}-achievable"),
+    ]
+
+
+def _simulation_sections(simulation: Simulation, cell: Cell, name: str) -> list[Block | None]:
+    if not len(_rows_of(simulation.frontier, cell)):
+        return []
+    return [of_policies.budgets(simulation, cell, f"{name}-budgets")]
+
+
+_OF_CELL: dict[str, Callable[[Any, Cell, str], list[Block | None]]] = {
+    "evaluation": _evaluation_sections,
+    "structure": _structure_sections,
+    "simulation": _simulation_sections,
+}
+_OF_LOG: dict[str, Callable[[Any], Block]] = {
+    "live": of_policies.simulated_against_live,
+    "replay": of_policies.online,
+    "drift": of_policies.abrupt_drift,
+    "audit": of_policies.losslessness,
+}
+"""Both in the report's order."""
+
+
+def named_cells(evaluation: Evaluation) -> dict[str, Cell]:
+    """Return the cells of an evaluation by their ids."""
     return {f"cell-{i}": cell for i, cell in enumerate(tables.cells(evaluation))}
 
 
 def build_report(
-    log: DraftLog, studies: Studies, parts: Parts | None = None
+    log: DraftLog, studies: Studies, drawn: dict[str, Sections] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json (strict JSON), and the figures as SVG by id.
 
-    ``parts`` are `evaluation_parts` of the evaluation, where they were made already.
+    ``drawn`` are sections by study, from `draw_study`, where they were made already.
     """
     evaluation = studies.evaluation
-    parts = evaluation_parts(evaluation) if parts is None else parts
-    named = _named_cells(evaluation)
+    named = named_cells(evaluation)
     cells = list(named.values())
+    drawn = drawn or {}
+    for name in (*_OF_CELL, *_OF_LOG):
+        study = getattr(studies, name)
+        if study is not None and name not in drawn:
+            drawn[name] = draw_study(name, study, named)
+    checks = run_checks(log) if studies.checks is None else studies.checks
     sections = [
-        *(_cell_section(studies, cell, name, cells, parts[name]) for name, cell in named.items()),
-        *([of_policies.simulated_against_live(studies.live)] if studies.live else []),
-        of_policies.online(studies.replay),
-        *([of_policies.abrupt_drift(studies.drift)] if studies.drift else []),
-        *([of_policies.losslessness(studies.audit)] if studies.audit else []),
-        appendix.notes(log, evaluation, studies.notes),
+        *(
+            blocks.section(name, heading(cell, cells), [], _gather_sections(drawn, _OF_CELL, name))
+            for name, cell in named.items()
+        ),
+        *_gather_sections(drawn, _OF_LOG, ""),
+        appendix.notes(log, evaluation, checks, studies.notes),
         appendix.meanings(evaluation),
         appendix.runs(log),
-    ]  # fmt: skip
+    ]
     commands = appendix.list_commands(log, evaluation)
     sections.append(appendix.reproduce(commands, evaluation.provenance))
     svgs = blocks.take_svgs(sections)
@@ -150,26 +199,15 @@ def heading(cell: Cell, cells: list[Cell]) -> str:
     return drafting[0].upper() + drafting[1:]
 
 
-def _cell_section(
-    studies: Studies,
-    cell: Cell,
-    name: str,
-    cells: list[Cell],
-    of_the_evaluation: list[Block | None],
-) -> Block:
-    parts = list(of_the_evaluation)
-    structure = studies.structure
-    if structure is not None and len(_rows_of(structure.pairs, cell)):
-        parts += [
-            of_structure.workloads(structure, cell, f"{name}-workloads"),
-            of_structure.stability(structure, cell, f"{name}-stability"),
-            of_structure.achievable(structure, cell, f"{name}-achievable"),
-        ]
-    simulation = studies.simulation
-    if simulation is not None and len(_rows_of(simulation.frontier, cell)):
-        parts.append(of_policies.budgets(simulation, cell, f"{name}-budgets"))
-    kept = [part for part in parts if part is not None and (part["blocks"] or part["sections"])]
-    return blocks.section(name, heading(cell, cells), [], kept)
+def _gather_sections(
+    drawn: dict[str, Sections], studies: Iterable[str], cell_id: str
+) -> list[Block]:
+    return [
+        part
+        for study in studies
+        for part in drawn.get(study, {}).get(cell_id, [])
+        if part["blocks"] or part["sections"]
+    ]
 
 
 def _rows_of(frame: pl.DataFrame, cell: Cell) -> pl.DataFrame:

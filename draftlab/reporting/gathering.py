@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,22 +11,25 @@ from draftlab.auditing import audit as run_audit
 from draftlab.drifting import drift as run_drift
 from draftlab.errors import InputError
 from draftlab.evaluation import NUM_FOLDS, evaluate
+from draftlab.log.checks import run_checks
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.policies.cost import check_table, find_cost
-from draftlab.processes import run_process
+from draftlab.processes import stream_process
 from draftlab.replaying import replay as run_replay
 from draftlab.simulation import cost_of_log, simulate
 from draftlab.structuring import achievable_table
 from draftlab.structuring import structure as run_structure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from draftlab.auditing import Audit
     from draftlab.drifting import Drift
     from draftlab.evaluation import Evaluation
     from draftlab.livecheck import LiveCheck
+    from draftlab.log.checks import Finding
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
@@ -47,6 +50,8 @@ class Studies(NamedTuple):
     simulation: Simulation | None = None
     audit: Audit | None = None
     drift: Drift | None = None
+    checks: list[Finding] | None = None
+    """What `run_checks` finds."""
     live: LiveCheck | None = None
     """Only if it is given: it needs a second log."""
     notes: tuple[str, ...] = ()
@@ -65,37 +70,40 @@ def gather(
     log: DraftLog,
     options: Options,
     *,
-    evaluation: Evaluation | None = None,
-    live: LiveCheck | None = None,
-    on_evaluation: Callable[[Evaluation], None] = lambda _: None,
+    on_study: Callable[[str, Any], None] = lambda *_: None,
     **given: Any,
 ) -> Studies:
     """Return the given results and those that were missing.
 
-    ``on_evaluation`` is called with the evaluation while the other studies still run; ``given``
-    are results by the names of `Studies`.
+    ``on_study`` is called with the name and the result of each study as soon as it is there, the
+    evaluation first, while others still run; ``given`` are results by the names of `Studies`.
 
     Raises
     ------
     InputError
         The log cannot be evaluated or replayed; every other study is left out with a note.
     """
-    missing = tuple(name for name in _OTHERS if given.get(name) is None)
-    selected = options.allow_selected or _is_selected(evaluation)
-    with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(_run_others, log, missing, selected)
-        if evaluation is None:
-            evaluation = evaluate(log, keep_predictions=True, **options._asdict())
-        on_evaluation(evaluation)
-        found, notes = others.result()
-    if found.get("structure") is not None:
-        reached = achievable_table(evaluation.metrics)
-        found["structure"] = replace(found["structure"], achievable=reached)
-    known = {name: result for name, result in given.items() if result is not None}
-    return Studies(evaluation, **(found | known), live=live, notes=tuple(sorted(notes)))
+    known = {name: study for name, study in given.items() if study is not None}
+    missing = tuple(name for name in _OTHERS if name not in known)
+    selected = options.allow_selected or _is_selected(known.get("evaluation"))
+    with _run_others(log, missing, selected) as others:
+        if "evaluation" not in known:
+            known["evaluation"] = evaluate(log, keep_predictions=True, **options._asdict())
+        evaluation = known["evaluation"]
+        for name in ("evaluation", *(name for name in known if name != "evaluation")):
+            on_study(name, known[name])
+        notes = []
+        for name, study, more in others:
+            notes += more
+            if study is None:
+                continue
+            known[name] = _complete(study, evaluation) if name == "structure" else study
+            on_study(name, known[name])
+    return Studies(**known, notes=tuple(sorted(notes)))
 
 
-_OTHERS = ("structure", "simulation", "replay", "drift", "audit")
+_OTHERS = ("structure", "simulation", "drift", "replay", "audit", "checks")
+"""Those first that take long to run or to draw."""
 _NEEDED = ("replay",)
 
 
@@ -103,20 +111,29 @@ def _is_selected(evaluation: Evaluation | None) -> bool:
     return evaluation is not None and bool(evaluation.metrics["selected"].any())
 
 
+def _complete(structure: Structure, evaluation: Evaluation) -> Structure:
+    """Add the table for which `structure` would evaluate the log once more."""
+    return replace(structure, achievable=achievable_table(evaluation.metrics))
+
+
+Found = tuple[str, Any, list[str]]
+"""Name of a study, its result (None: it cannot be run on the log) and notes."""
+
+
 def _run_others(
     log: DraftLog, names: tuple[str, ...], selected: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> AbstractContextManager[Iterator[Found]]:
     """Run studies one after the other; those of a large log in a process of their own."""
     rows = sum(run.rows["drafts"] for run in log.runs)
-    if rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
-        return run_studies(log, names, selected)
-    return run_process(run_studies, [run.path for run in log.runs], names, selected)
+    if not names or rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
+        return nullcontext(run_studies(log, names, selected))
+    return stream_process(run_studies, [run.path for run in log.runs], names, selected)
 
 
 def run_studies(
     log: DraftLog | list[str], names: tuple[str, ...], selected: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the named studies, None for what cannot be run, and notes that say why."""
+) -> Iterator[Found]:
+    """Yield each of the named studies as it ends."""
     opened = open_any(log)
     notes: list[str] = []
     runs: dict[str, Callable[[], Any]] = {
@@ -125,17 +142,18 @@ def run_studies(
         "replay": lambda: run_replay(opened),
         "drift": lambda: run_drift(opened),
         "audit": lambda: run_audit(opened),
+        "checks": lambda: run_checks(opened),
     }
-    found: dict[str, Any] = {}
     for name in names:
+        found = None
         try:
-            found[name] = runs[name]()
+            found = runs[name]()
         except InputError as error:
             if name in _NEEDED:
                 raise
-            found[name] = None
             notes.append(f"{name} left out: {error}")
-    return found, notes
+        yield name, found, notes.copy()
+        notes.clear()
 
 
 _WORTH_A_PROCESS = 100_000

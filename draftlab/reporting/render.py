@@ -12,7 +12,7 @@ from draftlab.log.files import replace_file, write_json, write_text
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.reporting.comparison import build_comparison
-from draftlab.reporting.content import Parts, build_report, evaluation_parts
+from draftlab.reporting.content import Sections, build_report, draw_study, named_cells
 from draftlab.reporting.gathering import Options, gather
 from draftlab.reporting.page import render_html
 from draftlab.reporting.paper import write_pdf
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
     from draftlab.livecheck import LiveCheck
     from draftlab.replaying import Replay
+    from draftlab.reporting.tables import Cell
     from draftlab.simulation import Simulation
     from draftlab.structuring import Structure
 
@@ -102,13 +103,18 @@ def make_report(
     **given: Any,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return content and figures of one log; ``given`` are results, see `report`."""
-    parts: Parts = {}
     options = Options(in_sample, folds, n_bins, allow_selected)
-    # figures of the evaluation are drawn while the other studies still run
-    studies = gather(
-        log, options, on_evaluation=lambda found: parts.update(evaluation_parts(found)), **given
-    )
-    return build_report(log, studies, parts)
+    drawn: dict[str, Sections] = {}
+    cells: dict[str, Cell] = {}
+
+    def draw(name: str, study: Any) -> None:
+        if name == "evaluation":
+            cells.update(named_cells(study))
+        drawn[name] = draw_study(name, study, cells)
+
+    # what is there is drawn while other studies still run
+    studies = gather(log, options, on_study=draw, **given)
+    return build_report(log, studies, drawn)
 
 
 def make_comparison(a: DraftLog, b: DraftLog) -> tuple[dict[str, Any], dict[str, str]]:
