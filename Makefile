@@ -63,6 +63,7 @@ conformance: install ## Check the engine against transformers, and the hook agai
 bench: install ## Time the core against its peers
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/hook_cost.py
 	$(BIN)/python benchmarks/hook_kernel.py

@@ -93,7 +93,7 @@ def _against_sklearn(arguments: argparse.Namespace) -> dict[str, Any]:
         result = _ours(folder)
         assert result.predictions is not None
         started = time.perf_counter()
-        theirs_auc = _theirs(folder, result.predictions)
+        theirs_auc = run_sklearn(folder, result.predictions)
         theirs = time.perf_counter() - started
     overall = result.metrics.filter(scope="overall", predictor="logit_qmax")
     line: dict[str, Any] = {
@@ -118,8 +118,8 @@ def _ours(folder: str) -> Evaluation:
     return evaluate(folder, predictors=list(FEATURES), keep_predictions=True)
 
 
-def _theirs(folder: str, folds: pl.DataFrame) -> float:
-    """Do the same with scikit-learn; return the overall AUC of logit_qmax."""
+def run_sklearn(folder: str, folds: pl.DataFrame) -> float:
+    """Fit and grade the seven features in scikit-learn; return the overall AUC of logit_qmax."""
     keys = ["run", "step", "slot", "position"]
     rows = (
         open_log(folder)
@@ -152,7 +152,9 @@ def _scopes(rows: pl.DataFrame) -> list[np.ndarray]:
     masks = [np.ones(len(position), dtype=bool), position > 0]
     masks += [position == k for k in np.unique(position)]
     masks += [dataset == d for d in np.unique(dataset)]
-    masks += [(position == k) & (dataset == d) for k in np.unique(position) for d in DATASETS]
+    masks += [
+        (position == k) & (dataset == d) for k in np.unique(position) for d in np.unique(dataset)
+    ]
     return masks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,12 +65,11 @@ def refit(
             feature[rows_of], rows.position[rows_of], rows.accepted[rows_of], rows.num_positions
         )
 
+    logistic = fit_own_slopes if own_slopes else fit_logistic
     is_logistic = predictor.fit is fit_logistic
-    whole = fit_own_slopes if is_logistic and own_slopes else predictor.fit
-    full = fit(slice(None), whole)
+    full = fit(slice(None), logistic if is_logistic else predictor.fit)
     # the fit on all rows is a good start for the others
-    warm = is_logistic and not own_slopes
-    part = _warm(full) if warm else whole
+    part = partial(logistic, start=full) if is_logistic else predictor.fit
 
     tables = [_table(predictor.name, None, None, full)]
     for code, dataset in enumerate(rows.datasets):
@@ -79,7 +79,7 @@ def refit(
     fits = [full]
     if rows.num_folds > 1:
         data = (feature, rows.position, rows.accepted, rows.num_positions)
-        if warm:
+        if is_logistic and not own_slopes:
             fits = fit_logistic_folds(*data, rows.fold_slices, full)
         else:
             fits = [fit(np.flatnonzero(rows.fold != f), part) for f in range(rows.num_folds)]
@@ -103,10 +103,6 @@ def fit_notes(coefficients: pl.DataFrame) -> list[str]:
         for predictor, status, count in counts.iter_rows()
         if status != "converged"
     ]
-
-
-def _warm(start: Fit) -> Fitter:
-    return lambda *training: fit_logistic(*training, start=start)
 
 
 def _table(predictor: str, dataset: str | None, fold: int | None, fit: Fit) -> pl.DataFrame:

@@ -544,7 +544,7 @@ def _plain_wins(cell: Cell, frontier: Sequence[dict[str, Any]]) -> Iterator[str]
 
 
 def _why_no_gain(cell: Cell, gains: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each predictor that gains nothing somewhere, over all datasets mixed."""
+    """Yield a line for the policies that gain nothing somewhere, over all datasets mixed."""
     grouped: dict[tuple[str, str, str], list[int]] = {}
     for row in gains:
         if row["reason"] is None or row["dataset"] is not None:
@@ -554,10 +554,13 @@ def _why_no_gain(cell: Cell, gains: Sequence[dict[str, Any]]) -> Iterator[str]:
             name += f" of {row['verify_length']} nodes"
         kind = row["reason"].split(":")[0] if "table" in row["reason"] else row["reason"]
         grouped.setdefault((row["cost"], name, kind), []).append(row["concurrency"])
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for (cost, name, kind), where in grouped.items():
+        alike.setdefault((cost, ", ".join(map(str, where)), kind), []).append(name)
+    for (cost, places, kind), names in alike.items():
+        verb = "gains" if len(names) == 1 else "gain"
         yield (
-            f"{cell.run}, {cost}: {name} gains nothing at concurrency "
-            f"{', '.join(map(str, where))}: {kind}"
+            f"{cell.run}, {cost}: {', '.join(names)} {verb} nothing at concurrency {places}: {kind}"
         )
 
 

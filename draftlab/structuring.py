@@ -17,7 +17,6 @@ import polars as pl
 from draftlab import provenance
 from draftlab.cells import Cell, acceptance_table, read_cells
 from draftlab.differences import ADOPTED, difference_table
-from draftlab.drift import drift_table
 from draftlab.errors import InputError
 from draftlab.evaluation import (
     NUM_FOLDS,
@@ -38,6 +37,7 @@ from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.predictors.several import SeveralFit, fit_several
 from draftlab.refitting import refit
+from draftlab.stationarity import drift_table
 from draftlab.threads import run_threads
 from draftlab.transfer import learning_table, transfer_table
 
@@ -243,15 +243,15 @@ def _tables(cell: Cell, ready: Prepared, *, blocks: int, seed: int) -> dict[str,
     rows, feature = ready.rows, ready.features[ADOPTED]
     full = fit_logistic(feature, rows.position, rows.accepted, rows.num_positions)
     order = _time_order(ready.frame)
-    workloads = _workloads(ready)
+    workloads = _workloads(ready, full)
     grades = _slope_grades(ready)
     return {
         "workloads": workloads,
         "workload_correlations": _correlations(workloads),
         "pairs": _pairs(ready, full, order, blocks),
         "slopes": _slopes(ready, grades),
-        "transfer": transfer_table(rows, feature),
-        "learning": learning_table(rows, feature, seed=seed),
+        "transfer": transfer_table(rows, feature, full),
+        "learning": learning_table(rows, feature, full, seed=seed),
         "several": _several(cell, ready, grades["shared"]),
         "second_rank": _second_rank(ready),
         "drift": drift_table(feature, rows.position, rows.accepted, order >= 0.5, rows.group, full),
@@ -264,7 +264,7 @@ def _time_order(frame: pl.DataFrame) -> FloatArray:
     return frame.select(place.cast(pl.Float64)).to_series().to_numpy()
 
 
-def _workloads(ready: Prepared) -> pl.DataFrame:
+def _workloads(ready: Prepared, full: Fit) -> pl.DataFrame:
     rows, feature = ready.rows, ready.features[ADOPTED]
     entropy = ready.frame["entropy"] if "entropy" in ready.frame.columns else None
     tables = []
@@ -273,7 +273,11 @@ def _workloads(ready: Prepared) -> pl.DataFrame:
         if len(here) == 0:
             continue
         fit = fit_logistic(
-            feature[here], rows.position[here], rows.accepted[here], rows.num_positions
+            feature[here],
+            rows.position[here],
+            rows.accepted[here],
+            rows.num_positions,
+            start=full,
         )
         mean = None if entropy is None else entropy[here].mean()
         tables.append(

@@ -46,11 +46,11 @@ _LEARNING = {
 }
 
 
-def transfer_table(rows: Rows, feature: FloatArray) -> pl.DataFrame:
+def transfer_table(rows: Rows, feature: FloatArray, full: Fit) -> pl.DataFrame:
     """Fit on each dataset and grade on each, always on prompts that the fit did not see.
 
     Cross-fitted on the diagonal and off it alike, so that the cost of a foreign fit is not mixed
-    with that of fewer rows.
+    with that of fewer rows. ``full`` is the fit on all rows, from which the others start.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def transfer_table(rows: Rows, feature: FloatArray) -> pl.DataFrame:
     """
     names = rows.datasets
     codes = range(len(names))
-    logits = run_threads(lambda code: _foreign_log_odds(rows, feature, code), codes)
+    logits = run_threads(lambda code: _foreign_log_odds(rows, feature, code, full), codes)
     tables = []
     for trained in range(len(names)):
         for graded in range(len(names)):
@@ -73,11 +73,11 @@ def transfer_table(rows: Rows, feature: FloatArray) -> pl.DataFrame:
     return pl.DataFrame(tables, schema=_TRANSFER)
 
 
-def learning_table(rows: Rows, feature: FloatArray, *, seed: int = 0) -> pl.DataFrame:
+def learning_table(rows: Rows, feature: FloatArray, full: Fit, *, seed: int = 0) -> pl.DataFrame:
     """Grade fits on ever more labelled drafts, whole prompts at a time, on held-out folds.
 
     Each fold is held out once, and training prompts are drawn from the others in random order
-    until there are enough rows.
+    until there are enough rows. ``full`` is the fit on all rows, from which the others start.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def learning_table(rows: Rows, feature: FloatArray, *, seed: int = 0) -> pl.Data
     wanted = [size for size in SIZES if size < most] + [int(most)]
     sizes = [*wanted[:-1], len(feature)]
     by_fold = run_threads(
-        lambda fold: _learn(rows, feature, fold, orders[fold], sizes), range(rows.num_folds)
+        lambda fold: _learn(rows, feature, fold, orders[fold], sizes, full), range(rows.num_folds)
     )
     tables = []
     for size, found in zip(wanted, zip(*by_fold, strict=True), strict=True):
@@ -112,11 +112,10 @@ def learning_table(rows: Rows, feature: FloatArray, *, seed: int = 0) -> pl.Data
     return pl.DataFrame(tables, schema=_LEARNING)
 
 
-def _foreign_log_odds(rows: Rows, feature: FloatArray, dataset: int) -> FloatArray:
+def _foreign_log_odds(rows: Rows, feature: FloatArray, dataset: int, start: Fit) -> FloatArray:
     """Return log-odds of all rows by fits on one dataset without the row's fold."""
     logit = np.full(len(feature), np.nan)
     of_dataset = rows.dataset == dataset
-    start: Fit | None = None
     for fold, held_out in enumerate(rows.fold_slices):
         train = np.flatnonzero(of_dataset & ((rows.fold != fold) | (rows.num_folds == 1)))
         if len(train):
@@ -125,7 +124,7 @@ def _foreign_log_odds(rows: Rows, feature: FloatArray, dataset: int) -> FloatArr
     return logit
 
 
-def _fit(rows: Rows, feature: FloatArray, train: IntArray, start: Fit | None) -> Fit:
+def _fit(rows: Rows, feature: FloatArray, train: IntArray, start: Fit) -> Fit:
     return fit_logistic(
         feature[train], rows.position[train], rows.accepted[train], rows.num_positions, start=start
     )
@@ -173,14 +172,13 @@ class _Learnt(NamedTuple):
 
 
 def _learn(
-    rows: Rows, feature: FloatArray, fold: int, order: IntArray, sizes: Sequence[int]
+    rows: Rows, feature: FloatArray, fold: int, order: IntArray, sizes: Sequence[int], fit: Fit
 ) -> list[_Learnt]:
     """Return what each size (rising) reaches on one held-out fold."""
     reached = np.cumsum(np.bincount(rows.group, minlength=int(order.max()) + 1)[order])
     held_out = rows.fold_slices[fold] if rows.num_folds > 1 else slice(None)
     y, x, k = rows.accepted[held_out], feature[held_out], rows.position[held_out]
     found = []
-    fit: Fit | None = None
     for size in reversed(sizes):  # the fit on more rows is a good start for that on fewer
         enough = int(np.searchsorted(reached, size * rows.num_positions)) + 1
         chosen = np.zeros(int(rows.group.max()) + 1, dtype=np.bool_)

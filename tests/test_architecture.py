@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "differences",
         "refitting",
         "surviving",
-        "drift",
+        "stationarity",
         "transfer",
         "regression",
         "plugins",

@@ -238,3 +238,17 @@ def test_hard_features_still_converge() -> None:
 def test_bad_input_is_refused(rows: Rows, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit_logistic(*rows, 2)
+
+
+def test_own_slopes_do_not_depend_on_the_start() -> None:
+    feature, position, accepted = random_rows(n=6000, K=3)
+    cold = fit_own_slopes(feature, position, accepted, 5)
+    half = fit_own_slopes(feature[:3000], position[:3000], accepted[:3000], 5)
+    warm = fit_own_slopes(feature, position, accepted, 5, start=half)
+    np.testing.assert_allclose(warm.slopes, cold.slopes, atol=1e-8)
+    np.testing.assert_allclose(warm.intercepts, cold.intercepts, atol=1e-8)
+    assert np.isnan(warm.slopes[3:]).all()
+    assert warm.iterations < cold.iterations
+    only = fit_logistic(feature[position == 2], 0 * position[position == 2],
+                        accepted[position == 2], 1)  # fmt: skip
+    assert cold.alone(2).slope == only.slope

@@ -188,6 +188,14 @@ def test_a_flat_table_gains_nothing_and_says_why(run: Path) -> None:
     )
 
 
+def test_policies_that_gain_nothing_alike_share_a_line(run: Path) -> None:
+    flat = CostTable("flat", "measured", verify=Curve((1, 9999), (5.0, 5.0)))
+    predictors = ["logit_qmax", "entropy"]
+    found = simulate(run, flat, predictors=predictors, concurrencies=[8, 32], by_dataset=False)
+    [line] = [note for note in found.notes if "nothing at concurrency" in note]
+    assert line.endswith("av/logit_qmax, av/entropy gain nothing at concurrency 8, 32: flat table")
+
+
 def test_a_drafter_that_never_pays_cannot_be_tested(run: Path) -> None:
     dear = CostTable(
         "here", "measured", verify=Curve((1, 1000), (5.0, 50.0)), draft=Curve((1,), (90.0,))

@@ -13,11 +13,11 @@ from polars.testing import assert_frame_equal
 from scipy.special import expit
 from sklearn.metrics import log_loss
 
-from draftlab.drift import drift_table, holm
 from draftlab.errors import InputError
 from draftlab.evaluation import Evaluation, evaluate
 from draftlab.predictors.logistic import fit_logistic
 from draftlab.predictors.several import fit_several
+from draftlab.stationarity import drift_table, holm
 from draftlab.structuring import TABLES, Structure, structure
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log

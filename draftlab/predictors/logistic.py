@@ -6,7 +6,7 @@ eliminated, the slope is a scalar, so that an iteration costs O(n) and no design
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -67,6 +67,16 @@ class Fit:
     def n(self) -> int:
         """Training rows."""
         return int(self.counts.sum())
+
+    def alone(self, position: int) -> Fit:
+        """Return the fit of one position, as of a drafter of one token."""
+        here = slice(position, position + 1)
+        return replace(
+            self,
+            slopes=self.slopes[here],
+            intercepts=self.intercepts[here],
+            counts=self.counts[here],
+        )
 
     def log_odds(self, feature: FloatArray, position: Positions) -> FloatArray:
         """Return w_k f + b_k for each row, (n,) float64."""
@@ -234,11 +244,12 @@ def fit_own_slopes(
     num_positions: int,
     *,
     ridge: float = 0.0,
+    start: Fit | None = None,
 ) -> Fit:
     """Fit logit p = w_k f + b_k, an own slope for each position: the ablation of the shared one.
 
-    Parameters and errors are those of `fit_logistic`. A position without rows has slope NaN;
-    the status is that of the worst position.
+    Parameters and errors are those of `fit_logistic`; ``start`` may have own slopes. A position
+    without rows has slope NaN; the status is that of the worst position.
 
     Examples
     --------
@@ -254,7 +265,10 @@ def fit_own_slopes(
     for k in np.unique(position).tolist():
         rows = position == k
         alone = np.zeros(int(np.count_nonzero(rows)), dtype=np.int64)
-        fits[k] = fit_logistic(feature[rows], alone, accepted[rows], 1, ridge=ridge)
+        fits[k] = fit_logistic(
+            feature[rows], alone, accepted[rows], 1,
+            ridge=ridge, start=None if start is None else start.alone(k),
+        )  # fmt: skip
         slopes[k], intercepts[k] = fits[k].slope, fits[k].intercepts[0]
     worst: tuple[Status, ...] = ("not_converged", "separable", "converged")
     return Fit(
@@ -435,7 +449,7 @@ class _Extremes(NamedTuple):
 def _start(start: Fit | None, num_positions: int) -> tuple[float, FloatArray]:
     if start is None:
         return 0.0, np.zeros(num_positions)
-    return start.slope, np.nan_to_num(start.intercepts)
+    return float(np.nan_to_num(start.slope)), np.nan_to_num(start.intercepts)
 
 
 def _penalty(slope: float, intercepts: FloatArray, ridge: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
@@ -14,6 +14,8 @@ from draftlab.reporting.findings import findings
 from draftlab.reporting.tables import ADOPTED, Cell, format_number, label, of_cell
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from draftlab.evaluation import Evaluation
 
 _STATUSES = (
@@ -136,8 +138,8 @@ def against(evaluation: Evaluation, cell: Cell, name: str) -> Block | None:
     """Return the adopted feature minus every other predictor, paired (T2 and T3)."""
     parts: list[Block] = []
     for scope, title, theirs in (
-        ("overall", "All positions (T2)", "T2"),
-        ("without_first", "Without position 0 (T3)", "T3"),
+        ("overall", "All positions (T2)", published_differences()),
+        ("without_first", "Without position 0 (T3)", {"confidence": _published("T3")}),
     ):
         parts += blocks.table(
             f"{name}-{scope}",
@@ -152,15 +154,40 @@ def against(evaluation: Evaluation, cell: Cell, name: str) -> Block | None:
         blocks.text(
             "Positive AUC and negative log-loss speak for the adopted feature. An interval that "
             "leaves out 0 is a difference that other prompts would show too; ECE has no valid "
-            "interval near 0. Published: the trained head alone.",
+            "interval near 0. Published: the trained head from T2 and T3, other features as the "
+            "difference of their rows in T1.",
             "small",
         )
     )
     return blocks.section(name, "The adopted feature against the others", parts)
 
 
+Difference = dict[str, float]
+"""By metric."""
+
+
+def published_differences() -> dict[str, Difference]:
+    """Return what was published of each predictor: the adopted feature minus it, all positions."""
+    rows = PUBLISHED["T1"].records()
+    own = rows[ADOPTED]
+    found = {
+        predictor: {
+            metric: round(cast("float", own[metric]) - cast("float", row[metric]), 4)
+            for metric in _COMPARED
+        }
+        for predictor, row in rows.items()
+        if predictor != ADOPTED
+    }
+    return found | {"confidence": _published("T2")}  # rounded once, not twice
+
+
+def _published(table: str) -> Difference:
+    row = PUBLISHED[table].records()["difference"]
+    return {metric: cast("float", row[metric]) for metric in _COMPARED}
+
+
 def difference_table(
-    evaluation: Evaluation, cell: Cell, scope: str, published_table: str
+    evaluation: Evaluation, cell: Cell, scope: str, theirs: Mapping[str, Difference]
 ) -> pl.DataFrame:
     """Return one row per other predictor: differences with intervals, and what was published.
 
@@ -171,7 +198,6 @@ def difference_table(
         brier_high, ece, published_auc, published_log_loss, published_ece.
     """
     rows = of_cell(evaluation.differences, cell).filter(scope=scope, predictor_a=ADOPTED)
-    theirs = PUBLISHED[published_table].records()["difference"]
     out = []
     for other in rows["predictor_b"].unique(maintain_order=True):
         row: Block = {"against": label(other).name}
@@ -180,7 +206,7 @@ def difference_table(
             row[metric] = found["difference"]
             if metric != "ece":
                 row |= {f"{metric}_low": found["low"], f"{metric}_high": found["high"]}
-        row |= {f"published_{m}": theirs[m] if other == "confidence" else None for m in _COMPARED}
+        row |= {f"published_{m}": theirs.get(other, {}).get(m) for m in _COMPARED}
         out.append(row)
     types = {f"published_{metric}": pl.Float64 for metric in _COMPARED}
     return pl.DataFrame(out, schema_overrides=types if out else None)

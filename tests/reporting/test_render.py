@@ -115,6 +115,17 @@ def test_json_holds_the_tables(content: dict[str, Any], evaluation: Evaluation) 
     assert facts["target"]["plain"] == "synthetic target"
 
 
+def test_published_differences_stand_beside_ours(content: dict[str, Any]) -> None:
+    rows = {row["against"]: row for row in table(content, "cell-0-against-overall")}
+    assert rows["trained head"]["published_auc"] == 0.0146  # of T2, rounded once
+    assert rows["log(qmax)"]["published_auc"] == 0.0267  # 0.8336 - 0.8069, T1
+    assert rows["log(qmax)"]["published_log_loss"] == -0.0529
+    assert rows["constant rate"]["published_auc"] is None
+    deep = {row["against"]: row for row in table(content, "cell-0-against-without_first")}
+    assert deep["trained head"]["published_auc"] == 0.0278
+    assert deep["log(qmax)"]["published_auc"] is None
+
+
 def test_every_study_has_its_section(content: dict[str, Any]) -> None:
     ids = {part["id"] for part in content["sections"]}
     assert {"cell-0", "cell-1", "replay", "drift", "audit", "notes", "definitions"} <= ids
