@@ -121,12 +121,15 @@ def read_cells(log: DraftLog, columns: Sequence[str], *, pool: bool = False) -> 
         a request has two rows, or two runs hold the same rows (copies of tensor-parallel ranks).
     """
     _refuse_copies(log)
-    requests = log.requests.select("run", "request", "dataset", "group", "temperature").collect()
+    requests = log.requests.select(
+        "run", "request", "dataset", "group", "temperature", "output_tokens"
+    ).collect()
     _refuse_repeated(requests)
     names = {c: requests[c].drop_nulls().unique().sort().to_list() for c in ("dataset", "group")}
     coded = requests.select(
         "run",
         "request",
+        "output_tokens",
         (pl.col("temperature") == 0).alias("greedy"),
         *(
             pl.col(old).rank("dense").cast(pl.Int32).sub(1).alias(new)

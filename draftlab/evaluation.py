@@ -779,6 +779,7 @@ def _settings(
         "own_slopes": options.own_slopes,
         "log_odds_limit": LOG_ODDS_LIMIT,
         "predictors": {predictor.name: predictor.doc for predictor in predictors},
+        "plugins": list(options.plugin.paths),
         "cells": [
             {
                 "run": cell.run,

@@ -30,6 +30,8 @@ class Plugin:
     predictors: dict[str, Predictor] = field(default_factory=dict)
     metrics: dict[str, Callable[[BoolArray, FloatArray], float]] = field(default_factory=dict)
     """Functions of labels (n,) bool and log-odds (n,) float64; NaN where undefined."""
+    paths: tuple[str, ...] = ()
+    """Files that it comes from."""
 
     def known_predictors(self) -> dict[str, Predictor]:
         """Return the built-in predictors, one per feature of the plugin, and its predictors."""
@@ -69,7 +71,7 @@ def load_plugins(*paths: str | Path) -> Plugin:
         taken = set(PREDICTORS) | set(features)
         _merge(predictors, tables.get("PREDICTORS", {}), Predictor, path, taken)
         _merge(metrics, tables.get("METRICS", {}), None, path, set())
-    return Plugin(features, predictors, metrics)
+    return Plugin(features, predictors, metrics, tuple(map(str, paths)))
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from draftlab import evaluate, open_log
 from draftlab.engine.prompts import SUITES
 from draftlab.features import FEATURES
 from draftlab.log.checks import run_checks
+from draftlab.log.summary import proposals
 
 if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
@@ -53,6 +54,14 @@ def test_the_second_pair_is_at_temperature_one() -> None:
     assert [f for f in run_checks(log) if f.severity != "note"] == []
     assert log.requests.collect()["temperature"].unique().to_list() == [1.0]
     assert log.runs[0].metadata["drafter"] == "skip {13,25}"
+
+
+@pytest.mark.parametrize("sample", [SAMPLE, SAMPLE_T1])
+def test_acceptance_lengths_add_up_to_the_tokens_that_were_emitted(sample: Path) -> None:
+    log = open_log(sample)
+    of_drafts = proposals(log).select(pl.col("acceptance_length").sum()).collect().item()
+    first = log.requests.select(pl.len()).collect().item()  # each has one before its first draft
+    assert of_drafts + first == log.steps.select(pl.col("num_emitted").sum()).collect().item()
 
 
 def test_in_sample_metrics_equal_scikit_learns(in_sample: Evaluation) -> None:

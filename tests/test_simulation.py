@@ -304,6 +304,18 @@ def test_requests_that_stop_inside_their_drafts(tmp_path: Path) -> None:
     assert found.age.tolist() == [0, 1]
 
 
+def test_requests_that_end_with_their_last_draft(tmp_path: Path) -> None:
+    """Of five tokens three stood before: two accepted drafts leave no room for a bonus."""
+    rows = [
+        proposal(0, [True, True], output_index=np.array([1, 1])),
+        proposal(1, [True, True], output_index=np.array([3, 3])),
+    ]
+    [cell] = read_cells(open_log(write_log(tmp_path, rows)), [])
+    found = read_proposals(cell, [], num_folds=5)
+    assert found.accepted.tolist() == [2, 2]
+    assert found.bonus.tolist() == [1, 0]
+
+
 def test_incomplete_proposals_are_left_out(tmp_path: Path) -> None:
     rows = [
         proposal(0, [True, True]),

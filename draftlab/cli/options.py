@@ -31,6 +31,19 @@ Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unread
 Selected = Annotated[
     bool, typer.Option("--allow-selected", help="Use a log that was trimmed live all the same.")
 ]
+Predictors = Annotated[
+    list[str] | None, typer.Option("--predictor", help="Grade only this predictor, repeatable.")
+]
+InSample = Annotated[
+    bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+]
+Folds = Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")]
+Bins = Annotated[int, typer.Option("--n-bins", help="Equal-width bins of ECE.")]
+OwnSlopes = Annotated[bool, typer.Option("--own-slopes", help="Ablation: one slope per position.")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Python file of your own features, repeatable."),
+]
 Pool = Annotated[
     bool, typer.Option("--pool", help="One cell of all runs, whatever their pair, K and drafting.")
 ]

@@ -9,10 +9,16 @@ import typer
 
 from draftlab.cli.options import (
     LOSS,
+    Bins,
+    Folds,
+    InSample,
     Json,
     Logs,
     Out,
+    OwnSlopes,
+    Plugins,
     Pool,
+    Predictors,
     Quiet,
     Selected,
     Strict,
@@ -28,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab.log.reader import DraftLog
+    from draftlab.plugins import Plugin
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Settings as ReplaySettings
+    from draftlab.reporting.gathering import Options
 
 app = typer.Typer()
 
@@ -78,25 +86,17 @@ def convert(
 def evaluate(
     log: Logs,
     out: Out = None,
-    predictor: Annotated[
-        list[str] | None, typer.Option(help="Grade only this predictor, repeatable.")
-    ] = None,
-    in_sample: Annotated[
-        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
-    ] = False,
-    folds: Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")] = 5,
-    n_bins: Annotated[int, typer.Option(help="Equal-width bins of ECE.")] = 15,
-    own_slopes: Annotated[
-        bool, typer.Option("--own-slopes", help="Ablation: one slope per position.")
-    ] = False,
+    predictor: Predictors = None,
+    in_sample: InSample = False,
+    folds: Folds = 5,
+    n_bins: Bins = 15,
+    own_slopes: OwnSlopes = False,
     allow_selected: Selected = False,
     pool: Pool = False,
     compare_all: Annotated[
         bool, typer.Option("--compare-all", help="Paired differences of every two predictors.")
     ] = False,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="Python file of your own features, repeatable.")
-    ] = None,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -104,7 +104,6 @@ def evaluate(
     """Refit every feature and grade every predictor."""
     from draftlab.evaluation import evaluate as run
     from draftlab.log.reader import open_log
-    from draftlab.plugins import load_plugins
 
     opened = open_log(*log, strict=strict)
     result = run(
@@ -116,7 +115,7 @@ def evaluate(
         own_slopes=own_slopes,
         allow_selected=allow_selected,
         pool=pool,
-        plugin=load_plugins(*plugin) if plugin else None,
+        plugin=_plugin(plugin),
         compare="all" if compare_all else "adopted",
         out=out,
     )
@@ -127,6 +126,12 @@ def evaluate(
 
         print_evaluation(result, new_console())
     exit_on_loss(opened)
+
+
+def _plugin(paths: list[str] | None) -> Plugin | None:
+    from draftlab.plugins import load_plugins
+
+    return load_plugins(*paths) if paths else None
 
 
 @app.command()
@@ -479,6 +484,21 @@ def _drift(
         print_drift(result, new_console())
 
 
+def _refuse_beside_compare(options: Options, others: dict[str, str | None]) -> None:
+    defaults = type(options)()._asdict()
+    given = [name for name, value in others.items() if value is not None]
+    given += [
+        f"--{'predictor' if name == 'predictors' else name.replace('_', '-')}"
+        for name, value in options._asdict().items()
+        if value != defaults[name]
+    ]
+    if given:
+        raise InputError(
+            "--compare shows differences of two logs, on held-out rows and without simulation: "
+            f"leave out {', '.join(given)}"
+        )
+
+
 @app.command()
 def report(
     log: Logs,
@@ -494,11 +514,18 @@ def report(
         typer.Option(help="Log of the same prompts that was trimmed live: was simulation right?"),
     ] = None,
     cost: Annotated[
-        str, typer.Option(help="Cost table of --live: `log`, a model or a file of `profile`.")
-    ] = "log",
-    in_sample: Annotated[
-        bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
-    ] = False,
+        str | None,
+        typer.Option(
+            help="Cost table of policies and of --live: `log`, a model or a file of `profile`."
+        ),
+    ] = None,
+    predictor: Predictors = None,
+    in_sample: InSample = False,
+    folds: Folds = 5,
+    n_bins: Bins = 15,
+    own_slopes: OwnSlopes = False,
+    allow_selected: Selected = False,
+    plugin: Plugins = None,
     pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Also write report.pdf.")] = True,
     markdown: Annotated[
         bool,
@@ -513,19 +540,26 @@ def report(
     from draftlab.livecheck import check_live
     from draftlab.log.reader import open_log
     from draftlab.reporting import render
+    from draftlab.reporting.gathering import Options
 
     opened = open_log(*log, strict=strict)
-    if compare and live is not None:
-        raise InputError("--compare shows differences, not simulations: leave out --live")
-    if compare and in_sample:
-        raise InputError("--compare grades held-out rows: leave out --in-sample")
     logs = [opened]
+    options = Options(
+        predictor, in_sample, folds, n_bins, own_slopes, allow_selected, _plugin(plugin)
+    )
     if compare:
+        _refuse_beside_compare(options, {"--live": live, "--cost": cost})
         logs.append(open_log(*compare, strict=strict))
         content, svgs = render.make_comparison(*logs)
     else:
-        checked = None if live is None else check_live(opened, live, _cost(cost, opened))
-        content, svgs = render.make_report(opened, in_sample=in_sample, live=checked)
+        named = {"--live": live, "--cost": cost}
+        content, svgs = render.make_report(
+            opened,
+            options,
+            cost=None if cost is None else _cost(cost, opened),
+            typed=[word for name, value in named.items() if value for word in (name, value)],
+            live=None if live is None else check_live(opened, live, _cost(cost or "log", opened)),
+        )
     if markdown:
         from draftlab.reporting.markdown import render_markdown
 

@@ -24,10 +24,12 @@ def proposals(log: DraftLog, *, warmup: bool = False) -> pl.LazyFrame:
 
     Columns: run, request, step, slot, num_admitted, num_labelled, num_accepted and
     acceptance_length (tokens), which is the accepted draft tokens plus the recovered or bonus
-    token; behind a stop token nothing is counted, and there is no bonus.
+    token; behind a stop token nothing is counted, and there is no bonus. Nor is there one where
+    the last draft ends its request, which only the request's own count of tokens tells.
     """
     kept = pl.col("accepted").fill_null(value=False) & ~_AFTER_STOP
     eligible = pl.col("accepted").is_not_null() & (pl.col("excluded") == 0)
+    ends = log.requests.group_by("run", "request").agg(pl.col("output_tokens").last())
     return (
         log.drafts.filter(pl.col("verify_step").is_not_null() & (warmup | ~_WARMUP))
         .group_by("run", "request", "step", "slot")
@@ -36,11 +38,17 @@ def proposals(log: DraftLog, *, warmup: bool = False) -> pl.LazyFrame:
             num_labelled=eligible.sum(),
             num_accepted=kept.sum(),
             stopped=(pl.col("accepted").is_not_null() & _AFTER_STOP).any(),
+            output_index=pl.col("output_index").first(),
         )
+        .join(ends, on=["run", "request"], how="left", maintain_order="left")
         .with_columns(
-            acceptance_length=pl.col("num_accepted") + (~pl.col("stopped")).cast(pl.UInt32)
+            acceptance_length=pl.min_horizontal(
+                pl.col("num_accepted") + (~pl.col("stopped")).cast(pl.UInt32),
+                # null, where either is unknown, does not count
+                (pl.col("output_tokens") - pl.col("output_index")).cast(pl.UInt32, strict=False),
+            )
         )
-        .drop("stopped")
+        .drop("stopped", "output_index", "output_tokens")
     )
 
 

@@ -101,6 +101,7 @@ def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> Pro
             label=pl.col("accepted").fill_null(value=False),
             stop=(pl.col("excluded") & _AFTER_STOP) != 0,
             bad=((pl.col("excluded") & ~_AFTER_STOP) != 0) | ~sent | ~placed,
+            left=(pl.col("output_tokens") - pl.col("output_index")).fill_null(K + 1),
         )
         .sort(keys)
         .collect()
@@ -131,7 +132,10 @@ def _starts(frame: pl.DataFrame, keys: tuple[str, ...]) -> IntArray:
 def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Proposals:
     K = cell.num_positions
     label, stop = (frame[name].to_numpy().reshape(-1, K) for name in ("label", "stop"))
-    head = frame.gather_every(K).select("run", "request", "step", "dataset", "prompt")
+    head = frame.gather_every(K).select("run", "request", "step", "dataset", "prompt", "left")
+    # a request may end with its last draft: no row then lies behind the end
+    left = head["left"].to_numpy().astype(np.int64)
+    accepted = np.minimum((label & ~stop).sum(axis=1), left)
     starts = _starts(head, ("run", "request"))
     lengths = np.diff(starts, append=len(head))
     run, dataset, prompt = (
@@ -139,8 +143,8 @@ def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Pro
     )
     folds = min(num_folds, len(np.unique(prompt)))
     return Proposals(
-        accepted=(label & ~stop).sum(axis=1),
-        bonus=np.asarray(~stop.any(axis=1), dtype=np.int64),
+        accepted=accepted,
+        bonus=np.asarray(~stop.any(axis=1) & (accepted < left), dtype=np.int64),
         passed=label.sum(axis=1),
         age=np.arange(len(head)) - np.repeat(starts, lengths),
         requests=head["request"].to_numpy()[starts],
@@ -149,7 +153,9 @@ def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Pro
         dataset=dataset[starts],
         group=run * len(cell.prompts) + prompt,
         fold=assign_folds(dataset, prompt, folds) if folds > 1 else np.zeros_like(prompt),
-        rows=frame.drop("label", "stop", "bad", "run", "request", "step", "dataset", "prompt"),
+        rows=frame.drop(
+            "label", "stop", "bad", "left", "run", "request", "step", "dataset", "prompt"
+        ),
         keys=head.select("run", "request", "step"),
         num_positions=K,
         num_dropped=dropped,

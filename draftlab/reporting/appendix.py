@@ -134,13 +134,14 @@ def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
     )
 
 
-def list_commands(log: DraftLog, evaluation: Evaluation) -> list[str]:
+def list_commands(log: DraftLog, evaluation: Evaluation, typed: Sequence[str] = ()) -> list[str]:
     """Return what to type for this report: the collection of each run, then the report."""
     collected = [(run.metadata.get("provenance") or {}).get("command") for run in log.runs]
-    logs = printed_paths(log)
+    named = [_printed_path(word) if Path(word).exists() else word for word in typed]
+    words = [*printed_paths(log), *_changed(evaluation), *named, "--out", "report"]
     return [
         *dict.fromkeys(command for command in collected if command),
-        _report_command(logs, _changed(evaluation)),
+        f"draftlab report {shlex.join(words)}",
     ]
 
 
@@ -168,40 +169,33 @@ def _shorten_paths(note: str, log: DraftLog) -> str:
     return note
 
 
-def _report_command(logs: list[str], changed: dict[str, Any]) -> str:
-    """Return the command line, or a line of Python where it has no option for a setting."""
-    if set(changed) <= {"in_sample"}:
-        option = "--in-sample " if changed else ""
-        return f"draftlab report {shlex.join(logs)} {option}--out report"
-    options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-    evaluated = f"evaluation=draftlab.evaluate({logs}, {options})"
-    call = f"import draftlab; draftlab.report({logs}, 'report', {evaluated})"
-    return shlex.join(["python", "-c", call])
-
-
-def _changed(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the options of `evaluate` that were not left as they are."""
+def _changed(evaluation: Evaluation) -> list[str]:
+    """Return the options of `evaluate` that were not left as they are, as they are typed."""
     settings = evaluation.settings
-    changed: dict[str, Any] = {}
+    changed = []
+    asked, known = list(settings["predictors"]), list(PREDICTORS)
+    # a plugin adds its own to the known ones
+    left = asked[: len(known)] if settings["plugins"] else asked
+    if left != known:
+        changed += [word for name in asked for word in ("--predictor", name)]
     if settings["in_sample"]:
-        changed["in_sample"] = True
+        changed.append("--in-sample")
     elif settings["folds"] != NUM_FOLDS:
-        changed["folds"] = settings["folds"]
+        changed += ["--folds", str(settings["folds"])]
     if settings["n_bins"] != NUM_BINS:
-        changed["n_bins"] = settings["n_bins"]
+        changed += ["--n-bins", str(settings["n_bins"])]
     if settings["own_slopes"]:
-        changed["own_slopes"] = True
-    if list(settings["predictors"]) != list(PREDICTORS):
-        changed["predictors"] = list(settings["predictors"])
+        changed.append("--own-slopes")
     if evaluation.metrics["selected"].any():
-        changed["allow_selected"] = True
-    return changed
+        changed.append("--allow-selected")
+    paths = [_printed_path(path) for path in settings["plugins"]]
+    return changed + [word for path in paths for word in ("--plugin", path)]
 
 
 def _printed_path(path: str) -> str:
     if "://" in path:
         return path
     try:
-        return str(Path(path).relative_to(Path.cwd()))
+        return str(Path(path).absolute().relative_to(Path.cwd()))
     except ValueError:
-        return f"LOG/{Path(path).name}"
+        return Path(path).name if Path(path).is_file() else f"LOG/{Path(path).name}"

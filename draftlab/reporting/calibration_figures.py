@@ -9,7 +9,7 @@ import polars as pl
 from scipy.special import expit
 
 from draftlab.metrics import SmoothCurve, smooth_curve
-from draftlab.reporting.figures import LINES
+from draftlab.reporting.figures import Line, pick_lines, shorten
 from draftlab.reporting.style import (
     COLOURS,
     MUTED,
@@ -19,7 +19,14 @@ from draftlab.reporting.style import (
     new_figure,
     styled,
 )
-from draftlab.reporting.tables import ADOPTED, UNDEFINED, format_number, label, of_cell
+from draftlab.reporting.tables import (
+    ADOPTED,
+    UNDEFINED,
+    format_number,
+    label,
+    of_cell,
+    own_predictors,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
 FEW = 30
 """Bins with fewer rows are drawn hollow and apart."""
-RELIABILITY = ("logit_qmax", "qmax", "confidence")
+_RELIABILITY = ("logit_qmax", "qmax", "confidence")
 SMOOTHING = 0.02
 """Least bandwidth of the smooth curve: below it the curve of a calibrated predictor is noise."""
 SCORE_LIMIT = 6.0
@@ -54,7 +61,7 @@ def plot_reliability(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Dat
     table = _reliability(evaluation, cell)
     curves = _smooth(evaluation, cell)
     predictors = table["predictor"].unique(maintain_order=True).to_list()
-    columns = max(1, len(predictors))
+    columns, lines = max(1, len(predictors)), pick_lines(predictors)
     figure = new_figure(1.2 + 4.0 / columns)  # panels come out nearly square
     grid = figure.subplots(
         2, columns, squeeze=False, sharex=True, sharey="row",
@@ -63,8 +70,8 @@ def plot_reliability(evaluation: Evaluation, cell: Cell) -> tuple[Figure, pl.Dat
     for (upper, lower), predictor in zip(grid.T, predictors, strict=False):
         if predictor in curves:
             curve = curves[predictor]
-            upper.plot(curve.prob, curve.rate, color=LINES[predictor].color, linewidth=1.4)
-        _draw_reliability(upper, lower, table.filter(predictor=predictor), predictor)
+            upper.plot(curve.prob, curve.rate, color=lines[predictor].color, linewidth=1.4)
+        _draw_reliability(upper, lower, table.filter(predictor=predictor), lines[predictor])
     grid[0][0].set_ylabel("observed rate")
     grid[1][0].set_ylabel("rows")
     figure.supxlabel("mean prediction in the bin", fontsize=9)
@@ -189,7 +196,7 @@ def _scores(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     rows = predictions_of(evaluation, cell)
     tables = [pl.DataFrame(schema=schema)]
     edges = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, _SCORE_BINS + 1)
-    for predictor in RELIABILITY if rows is not None else ():
+    for predictor in shown_reliability(evaluation) if rows is not None else ():
         if rows is None or rows[predictor].null_count():
             continue
         score = np.clip(rows[predictor].to_numpy(), edges[0], edges[-1])
@@ -217,9 +224,9 @@ def _smooth(evaluation: Evaluation, cell: Cell) -> dict[str, SmoothCurve]:
     if rows is None:
         return {}
     found = of_cell(evaluation.ece_conventions, cell).filter(bins="smooth", view="conditional")
-    curves = {}
+    curves, shown = {}, shown_reliability(evaluation)
     for predictor, ece in found.select("predictor", "ece").iter_rows():
-        if predictor not in RELIABILITY or rows[predictor].null_count():
+        if predictor not in shown or rows[predictor].null_count():
             continue
         curve = smooth_curve(
             rows["accepted"].to_numpy(),
@@ -233,32 +240,32 @@ def _smooth(evaluation: Evaluation, cell: Cell) -> dict[str, SmoothCurve]:
 
 def predictions_of(evaluation: Evaluation, cell: Cell) -> pl.DataFrame | None:
     """Return the kept predictions of a cell; None where the evaluation kept none."""
-    rows = evaluation.predictions
-    if rows is None or not set(RELIABILITY) & set(rows.columns):
+    rows, shown = evaluation.predictions, shown_reliability(evaluation)
+    if rows is None or not set(shown) & set(rows.columns):
         return None
-    absent = [name for name in RELIABILITY if name not in rows.columns]
+    absent = [name for name in shown if name not in rows.columns]
     return rows.filter(
         pl.col("run").is_in(cell.run.split("+")), pl.col("drafting") == cell.drafting
     ).with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in absent)
 
 
-def _draw_reliability(upper: Axes, lower: Axes, rows: pl.DataFrame, predictor: str) -> None:
+def _draw_reliability(upper: Axes, lower: Axes, rows: pl.DataFrame, line: Line) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    color = LINES[predictor].color
+    color = line.color
     filled = rows.filter(pl.col("n") >= FEW)
     few = rows.filter(pl.col("n").is_between(1, FEW - 1))
     upper.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
     upper.plot(
         filled["mean_prediction"].to_list(), filled["rate"].to_list(), color=color, linestyle="",
-        marker=LINES[predictor].marker,
+        marker=line.marker,
     )  # fmt: skip
     upper.plot(
         few["mean_prediction"].to_list(), few["rate"].to_list(), color=color, linestyle="",
-        marker=LINES[predictor].marker, markerfacecolor="none",
+        marker=line.marker, markerfacecolor="none",
     )  # fmt: skip
     upper.set(xlim=(0, 1), ylim=(0, 1))
-    upper.set_title(label(predictor).name)
+    upper.set_title(shorten(rows["name"][0], 20))
     width = (rows["high"] - rows["low"]).to_list()
     lower.bar(
         rows["low"].to_list(), rows["n"].to_list(), width, align="edge", color=color, linewidth=0
@@ -272,11 +279,16 @@ def _thousands(value: float, _: Any) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
+def shown_reliability(evaluation: Evaluation) -> list[str]:
+    """Return the predictors whose calibration is drawn: one of a plugin beside ours."""
+    return [*_RELIABILITY, *own_predictors(evaluation)[:1]]
+
+
 def _reliability(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     rows = of_cell(evaluation.reliability, cell)
     tables = [
         rows.filter(predictor=predictor).with_columns(name=pl.lit(label(predictor).name))
-        for predictor in RELIABILITY
+        for predictor in shown_reliability(evaluation)
     ]
     return pl.concat(tables).select(
         "predictor", "name", "bin", "low", "high", "n", "n_accepted", "mean_prediction", "rate"

@@ -12,7 +12,7 @@ from draftlab.reporting import policy_sections as of_policies
 from draftlab.reporting import structure_sections as of_structure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import polars as pl
 
@@ -92,11 +92,15 @@ def named_cells(evaluation: Evaluation) -> dict[str, Cell]:
 
 
 def build_report(
-    log: DraftLog, studies: Studies, drawn: dict[str, Sections] | None = None
+    log: DraftLog,
+    studies: Studies,
+    drawn: dict[str, Sections] | None = None,
+    typed: Sequence[str] = (),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json (strict JSON), and the figures as SVG by id.
 
-    ``drawn`` are sections by study, from `draw_study`, where they were made already.
+    ``drawn`` are sections by study, from `draw_study`, where they were made already; ``typed``
+    are options of the command line that do not stand in the evaluation's settings.
     """
     evaluation = studies.evaluation
     named = named_cells(evaluation)
@@ -117,7 +121,7 @@ def build_report(
         appendix.meanings(evaluation),
         appendix.runs(log),
     ]
-    commands = appendix.list_commands(log, evaluation)
+    commands = appendix.list_commands(log, evaluation, typed)
     sections.append(appendix.reproduce(commands, evaluation.provenance))
     svgs = blocks.take_svgs(sections)
     content = {

@@ -59,7 +59,20 @@ def results(evaluation: Evaluation, cell: Cell, name: str) -> Block:
             "small",
         )
     )
+    parts += blocks.table(
+        f"{name}-plugin",
+        plugin_table(evaluation, cell),
+        "Metrics of the plugin on held-out log-odds, all positions and workloads together.",
+    )
     return blocks.section(name, "Predictors", parts)
+
+
+def plugin_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+    """Return one row per predictor and one column per metric of a plugin."""
+    rows = of_cell(evaluation.plugin_metrics, cell).filter(scope="overall")
+    by_metric = rows.pivot("metric", index=["predictor", "n"], values="value")
+    names = tables.headline_table(evaluation, cell).select("predictor", "name")
+    return names.join(by_metric, on="predictor", maintain_order="left")
 
 
 def headline_columns() -> list[Column]:
@@ -251,7 +264,8 @@ def calibration(evaluation: Evaluation, cell: Cell, name: str) -> Block:
     for drawing in calibration_figures.DRAWINGS:
         parts += blocks.draw(drawing, name, evaluation, cell)
     conventions = of_cell(evaluation.ece_conventions, cell).filter(view="conditional")
-    shown = conventions.filter(pl.col("predictor").is_in(calibration_figures.RELIABILITY))
+    wanted = calibration_figures.shown_reliability(evaluation)
+    shown = conventions.filter(pl.col("predictor").is_in(wanted))
     names = pl.Series([label(p).name for p in shown["predictor"]], dtype=pl.String)
     parts += blocks.table(
         f"{name}-conventions",

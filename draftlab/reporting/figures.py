@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,15 +10,25 @@ import polars as pl
 
 from draftlab.reporting.style import (
     COLOURS,
+    INK,
     MUTED,
     Drawing,
     add_legend,
     new_axes,
     styled,
 )
-from draftlab.reporting.tables import ADOPTED, by_position, format_number, of_cell
+from draftlab.reporting.tables import (
+    ADOPTED,
+    MAX_OWN,
+    by_position,
+    format_number,
+    of_cell,
+    own_predictors,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -44,6 +55,8 @@ LINES = {
     "per_position": Line(MUTED, "--", ""),
     "overlap": Line(MUTED, ":", ""),
 }
+OWN_LINES = (Line(INK, "-.", "*"), Line(INK, ":", "h"), Line(INK, "--", "p"))
+"""Predictors of a plugin, in their order."""
 LOSS_BY_POSITION = (
     "logit_qmax", "log_qmax", "qmax", "logit_q_sampled", "confidence", "per_position", "overlap",
 )  # fmt: skip
@@ -78,7 +91,8 @@ def plot_log_loss_by_position(evaluation: Evaluation, cell: Cell) -> tuple[Figur
     Figure, DataFrame
         Table: predictor, name, position, n, log_loss (nats), log_loss_low, log_loss_high.
     """
-    table = by_position(evaluation, cell, LOSS_BY_POSITION).select(
+    wanted = [*LOSS_BY_POSITION, *own_predictors(evaluation)[:MAX_OWN]]
+    table = by_position(evaluation, cell, wanted).select(
         "predictor", "name", "position", "n", "log_loss", "log_loss_low", "log_loss_high"
     )
     figure, axes = new_axes(3.0)
@@ -177,9 +191,11 @@ def _position_axis(axes: Axes, cell: Cell) -> None:
 
 
 def _draw_lines(axes: Axes, table: pl.DataFrame, column: str) -> None:
-    for predictor in table["predictor"].unique(maintain_order=True):
+    names = table["predictor"].unique(maintain_order=True).to_list()
+    lines = pick_lines(names)
+    for predictor in names:
         rows = table.filter(predictor=predictor)
-        line = LINES[predictor]
+        line = lines[predictor]
         main = predictor == ADOPTED
         axes.plot(
             rows["position"].to_list(), rows[column].to_list(), color=line.color,
@@ -191,6 +207,12 @@ def _draw_lines(axes: Axes, table: pl.DataFrame, column: str) -> None:
             rows[f"{column}_high"].to_numpy(), color=line.color, alpha=0.12,
             linewidth=0,
         )  # fmt: skip
+
+
+def pick_lines(predictors: Sequence[str]) -> dict[str, Line]:
+    """Return how each predictor is drawn: ours always alike, others in black."""
+    others = itertools.cycle(OWN_LINES)
+    return {name: LINES.get(name) or next(others) for name in predictors}
 
 
 def _workloads(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:

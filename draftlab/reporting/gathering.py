@@ -22,7 +22,7 @@ from draftlab.structuring import achievable_table
 from draftlab.structuring import structure as run_structure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from draftlab.auditing import Audit
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from draftlab.evaluation import Evaluation
     from draftlab.livecheck import LiveCheck
     from draftlab.log.checks import Finding
+    from draftlab.plugins import Plugin
     from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
     from draftlab.simulation import Simulation
@@ -60,23 +61,28 @@ class Studies(NamedTuple):
 class Options(NamedTuple):
     """How the log is evaluated where no result is given; see `evaluate`."""
 
+    predictors: Sequence[str] | None = None
     in_sample: bool = False
     folds: int = NUM_FOLDS
     n_bins: int = NUM_BINS
+    own_slopes: bool = False
     allow_selected: bool = False
+    plugin: Plugin | None = None
 
 
 def gather(
     log: DraftLog,
     options: Options,
     *,
+    cost: CostTable | None = None,
     on_study: Callable[[str, Any], None] = lambda *_: None,
     **given: Any,
 ) -> Studies:
     """Return the given results and those that were missing.
 
-    ``on_study`` is called with the name and the result of each study as soon as it is there, the
-    evaluation first, while others still run; ``given`` are results by the names of `Studies`.
+    ``cost`` is what policies are simulated with, `MODEL_COST` unless told. ``on_study`` is called
+    with the name and the result of each study as soon as it is there, the evaluation first, while
+    others still run; ``given`` are results by the names of `Studies`.
 
     Raises
     ------
@@ -86,7 +92,7 @@ def gather(
     known = {name: study for name, study in given.items() if study is not None}
     missing = tuple(name for name in _OTHERS if name not in known)
     selected = options.allow_selected or _is_selected(known.get("evaluation"))
-    with _run_others(log, missing, selected) as others:
+    with _run_others(log, missing, selected, cost) as others:
         if "evaluation" not in known:
             known["evaluation"] = evaluate(log, keep_predictions=True, **options._asdict())
         evaluation = known["evaluation"]
@@ -121,24 +127,27 @@ Found = tuple[str, Any, list[str]]
 
 
 def _run_others(
-    log: DraftLog, names: tuple[str, ...], selected: bool
+    log: DraftLog, names: tuple[str, ...], selected: bool, cost: CostTable | None
 ) -> AbstractContextManager[Iterator[Found]]:
     """Run studies one after the other; those of a large log in a process of their own."""
     rows = sum(run.rows["drafts"] for run in log.runs)
     if not names or rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
-        return nullcontext(run_studies(log, names, selected))
-    return stream_process(run_studies, [run.path for run in log.runs], names, selected)
+        return nullcontext(run_studies(log, names, selected, cost))
+    return stream_process(run_studies, [run.path for run in log.runs], names, selected, cost)
 
 
 def run_studies(
-    log: DraftLog | list[str], names: tuple[str, ...], selected: bool
+    log: DraftLog | list[str],
+    names: tuple[str, ...],
+    selected: bool = False,
+    cost: CostTable | None = None,
 ) -> Iterator[Found]:
     """Yield each of the named studies as it ends."""
     opened = open_any(log)
     notes: list[str] = []
     runs: dict[str, Callable[[], Any]] = {
         "structure": lambda: run_structure(opened, achievable=False, allow_selected=selected),
-        "simulation": lambda: _simulate(opened, notes),
+        "simulation": lambda: _simulate(opened, cost, notes),
         "replay": lambda: run_replay(opened),
         "drift": lambda: run_drift(opened),
         "audit": lambda: run_audit(opened),
@@ -160,7 +169,9 @@ _WORTH_A_PROCESS = 100_000
 """Drafts whose study takes longer than the start of a process."""
 
 
-def _simulate(log: DraftLog, notes: list[str]) -> Simulation:
+def _simulate(log: DraftLog, cost: CostTable | None, notes: list[str]) -> Simulation:
+    if cost is not None:
+        return _run_policies(log, [cost])
     costs = [find_cost(MODEL_COST)]
     try:
         own = cost_of_log(log)
@@ -170,6 +181,10 @@ def _simulate(log: DraftLog, notes: list[str]) -> Simulation:
         K = int(log.runs[0].metadata["num_speculative_tokens"])
         costs += [own] if _says_something(own, K) else []
         notes.append(_describe(own, K))
+    return _run_policies(log, costs)
+
+
+def _run_policies(log: DraftLog, costs: list[CostTable]) -> Simulation:
     return simulate(log, costs, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False)
 
 

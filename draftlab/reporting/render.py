@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from draftlab.drifting import Drift
     from draftlab.evaluation import Evaluation
     from draftlab.livecheck import LiveCheck
+    from draftlab.plugins import Plugin
+    from draftlab.policies.cost import CostTable
     from draftlab.replaying import Replay
     from draftlab.reporting.tables import Cell
     from draftlab.simulation import Simulation
@@ -42,10 +44,14 @@ def report(
     audit: Audit | None = None,
     drift: Drift | None = None,
     live: LiveCheck | None = None,
+    cost: CostTable | None = None,
+    predictors: Sequence[str] | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
     n_bins: int = NUM_BINS,
+    own_slopes: bool = False,
     allow_selected: bool = False,
+    plugin: Plugin | None = None,
     pdf: bool = True,
 ) -> Path:
     """Write OUT/report.json, OUT/index.html and OUT/report.pdf; each needs nothing beside it.
@@ -61,7 +67,10 @@ def report(
         note, except evaluation and replay.
     live : LiveCheck, optional
         From `check_live`: the simulation against a run that was trimmed.
-    in_sample, folds, n_bins, allow_selected
+    cost : CostTable, optional
+        What policies are simulated with. Unless told, a cost model, and the log's own steps where
+        they show that a draft costs something.
+    predictors, in_sample, folds, n_bins, own_slopes, allow_selected, plugin
         As in `evaluate`.
     pdf : bool
         Also write the PDF.
@@ -78,6 +87,8 @@ def report(
     """
     content, svgs = make_report(
         open_any(log),
+        Options(predictors, in_sample, folds, n_bins, own_slopes, allow_selected, plugin),
+        cost=cost,
         evaluation=evaluation,
         replay=replay,
         structure=structure,
@@ -85,25 +96,23 @@ def report(
         audit=audit,
         drift=drift,
         live=live,
-        in_sample=in_sample,
-        folds=folds,
-        n_bins=n_bins,
-        allow_selected=allow_selected,
     )
     return write_report(content, svgs, Path(out), pdf=pdf)
 
 
 def make_report(
     log: DraftLog,
+    options: Options | None = None,
     *,
-    in_sample: bool = False,
-    folds: int = NUM_FOLDS,
-    n_bins: int = NUM_BINS,
-    allow_selected: bool = False,
+    cost: CostTable | None = None,
+    typed: Sequence[str] = (),
     **given: Any,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return content and figures of one log; ``given`` are results, see `report`."""
-    options = Options(in_sample, folds, n_bins, allow_selected)
+    """Return content and figures of one log.
+
+    ``options`` are those of `evaluate`, ``typed`` others of the command line, to be repeated in
+    the report; ``given`` are results, see `report`.
+    """
     drawn: dict[str, Sections] = {}
     cells: dict[str, Cell] = {}
 
@@ -113,8 +122,8 @@ def make_report(
         drawn[name] = draw_study(name, study, cells)
 
     # what is there is drawn while other studies still run
-    studies = gather(log, options, on_study=draw, **given)
-    return build_report(log, studies, drawn)
+    studies = gather(log, options or Options(), cost=cost, on_study=draw, **given)
+    return build_report(log, studies, drawn, typed)
 
 
 def make_comparison(a: DraftLog, b: DraftLog) -> tuple[dict[str, Any], dict[str, str]]:

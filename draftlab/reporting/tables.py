@@ -29,6 +29,9 @@ METRICS = ("auc", "log_loss", "ece")
 BY_POSITION = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence", "overlap")
 """Predictors that are shown by position; monotone functions of `logit_qmax` rank rows alike."""
 
+MAX_OWN = 3
+"""Predictors of a plugin that are drawn; tables hold all of them."""
+
 _ENDS = tuple(f"{name}_{end}" for name in ("auc", "log_loss") for end in ("low", "high"))
 _POSITIONS_PRINTED = 9
 _CELL = ("run", "pair", "drafting")
@@ -54,6 +57,8 @@ class Label(NamedTuple):
     """``published``, ``floor``, ``ceiling`` or ``other``."""
 
 
+_SECTIONS = {"published": 0, "other": 1, "floor": 2, "ceiling": 3}
+"""Of the headline table, in its order; others come from a plugin."""
 _PUBLISHED_LABELS = {
     "log_qmax": ("log(qmax)", ""),
     "top2_margin": ("log(qmax) - log(q2nd)", ""),
@@ -83,6 +88,12 @@ def label(predictor: str) -> Label:
     ('logit(qmax)', 'other')
     """
     return _LABELS.get(predictor, Label(predictor, "", "other"))
+
+
+def own_predictors(evaluation: Evaluation) -> list[str]:
+    """Return the predictors that are not ours, from a plugin, in the order of its tables."""
+    names: list[str] = evaluation.metrics["predictor"].unique(maintain_order=True).to_list()
+    return [name for name in names if name not in _LABELS]
 
 
 def format_number(value: object, digits: int = 4) -> str:
@@ -162,13 +173,15 @@ def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataF
         "predictor", "name", "remark", "section", "lossless", "fitted", *METRICS, "ece_null",
         "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "selected",
         *theirs, *_ENDS,
-    )  # fmt: skip
+    ).sort(pl.col("section").replace_strict(_SECTIONS), maintain_order=True)  # fmt: skip
 
 
 def by_position(
-    evaluation: Evaluation, cell: Cell, predictors: Iterable[str] = BY_POSITION
+    evaluation: Evaluation, cell: Cell, predictors: Iterable[str] | None = None
 ) -> pl.DataFrame:
     """Return the metrics at each position, for the predictors that were graded.
+
+    `BY_POSITION` and a few of a plugin, unless told.
 
     Returns
     -------
@@ -176,7 +189,8 @@ def by_position(
         predictor, name, position, n, auc, log_loss, ece, auc_low, auc_high, log_loss_low,
         log_loss_high, in the order of ``predictors``.
     """
-    wanted = list(predictors)
+    own = own_predictors(evaluation)
+    wanted = [*BY_POSITION, *own[:MAX_OWN]] if predictors is None else list(predictors)
     rows = of_cell(evaluation.metrics, cell).filter(scope="position", view="conditional")
     rows = rows.filter(pl.col("predictor").is_in(wanted))
     names = {predictor: label(predictor).name for predictor in wanted}
@@ -229,7 +243,8 @@ def coefficient_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
         one intercept column ``b_k`` per position, status.
     """
     rows = of_cell(evaluation.coefficients, cell).filter(pl.col("dataset").is_null())
-    rows = rows.filter(pl.col("predictor").is_in(list(_PUBLISHED_LABELS)))
+    shown = [*_PUBLISHED_LABELS, *own_predictors(evaluation)]
+    rows = rows.filter(pl.col("predictor").is_in(shown))
     full = rows.filter(pl.col("fold").is_null())
     spread = (
         rows.filter(pl.col("fold").is_not_null())

@@ -125,6 +125,20 @@ def test_acceptance_length_counts_the_bonus_and_not_what_lies_behind_a_stop(
     assert lengths(tmp_path) == [2, 3, 3, 1]
 
 
+def test_no_bonus_where_the_last_draft_ends_the_request(tmp_path: Path) -> None:
+    """Each request of `write_log` has five tokens; the index says how many stood before."""
+    write_log(
+        tmp_path,
+        [
+            proposal(0, [True, True], output_index=np.array([2, 2])),  # three are left
+            proposal(1, [True, True], output_index=np.array([3, 3])),  # the second ends it
+            proposal(2, [True, False], output_index=np.array([3, 3])),
+            proposal(3, [True, True]),  # unknown
+        ],
+    )
+    assert lengths(tmp_path) == [3, 2, 2, 3]
+
+
 def test_workloads_weigh_by_verification_and_by_request(tmp_path: Path) -> None:
     write_log(
         tmp_path,

@@ -11,28 +11,32 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
+from draftlab.cli import app
+from draftlab.errors import InputError
 from draftlab.evaluation import evaluate
 from draftlab.livecheck import LiveCheck
 from draftlab.log.reader import open_log
+from draftlab.plugins import load_plugins
 from draftlab.replaying import replay
 from draftlab.reporting.blocks import printed, walk
 from draftlab.reporting.content import build_report
-from draftlab.reporting.gathering import Studies
+from draftlab.reporting.gathering import Options, Studies
 from draftlab.reporting.markdown import render_markdown
 from draftlab.reporting.page import render_html
-from draftlab.reporting.render import report, write_report
+from draftlab.reporting.render import make_report, report, write_report
 from draftlab.synth import synth_log
+from tests.logs import proposal, write_log
 from tests.reporting.conftest import HOSTILE, write_head_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from draftlab.evaluation import Evaluation
     from draftlab.log.reader import DraftLog
 
@@ -333,21 +337,73 @@ def test_report_evaluates_by_itself(tmp_path: Path) -> None:
     assert "in sample" in index.read_text(encoding="utf-8")
 
 
-def test_a_setting_without_an_option_is_reproduced_in_python(
+IDEA = """
+import polars as pl
+from draftlab.features import Feature
+doubled = Feature("doubled", 2.0 * pl.col("entropy").cast(pl.Float64), "twice the entropy, nats")
+FEATURES = {"doubled": doubled}
+METRICS = {"spread": lambda accepted, log_odds: float(log_odds.std())}
+"""
+
+
+def test_the_printed_command_repeats_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = synth_log("log", num_requests=20)
-    log = open_log(run)
-    result = evaluate(log, folds=3, predictors=["logit_qmax", "constant"])
-    content, _ = build_report(log, Studies(result, replay(log)))
-    program, flag, code = shlex.split(content["commands"][-1])
-    assert (program, flag) == ("python", "-c")
-    exec(compile(code, "command", "exec"), {})
-    again = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
-    assert again["settings"] == content["settings"]
-    name = "cell-0-results-headline"
-    assert table(again, name) == table(content, name)
+    synth_log("log", num_requests=20)
+    Path("idea.py").write_text(IDEA, encoding="utf-8")
+    options = "--folds 3 --n-bins 12 --own-slopes --plugin idea.py --cost B200/llama-8b"
+    runner = CliRunner()
+    done = runner.invoke(app, f"report log {options} --out first --no-pdf".split())
+    assert done.exit_code == 0, done.output
+    first = json.loads(Path("first/report.json").read_text(encoding="utf-8"))
+    program, *words = shlex.split(first["commands"][-1])
+    assert program == "draftlab"
+    assert runner.invoke(app, [*words, "--no-pdf"]).exit_code == 0
+    again = json.loads(Path("report/report.json").read_text(encoding="utf-8"))
+    assert again["settings"] == first["settings"]
+    assert again["commands"] == first["commands"]
+    assert again["sections"] == first["sections"]
+    assert "B200 llama-8b" in json.dumps(first["sections"])
+
+
+def test_a_plugin_has_its_place_in_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "idea.py"
+    path.write_text(IDEA, encoding="utf-8")
+    run = synth_log(tmp_path / "log", num_requests=20)
+    content, svgs = make_report(open_log(run), Options(plugin=load_plugins(path)))
+    headline = table(content, "cell-0-results-headline")
+    sections = [row["section"] for row in headline]
+    assert sections.index("published") < sections.index("other") < sections.index("floor")
+    [own] = [row for row in headline if row["predictor"] == "doubled"]
+    [entropy] = [row for row in headline if row["predictor"] == "entropy"]
+    assert own["log_loss"] == pytest.approx(entropy["log_loss"], abs=1e-9)
+    names = [row["predictor"] for row in table(content, "cell-0-results-plugin")]
+    assert names == [row["predictor"] for row in headline]
+    assert "doubled" in {
+        row["predictor"] for row in table(content, "cell-0-acceptance-coefficients")
+    }
+    for figure in ("auc-by-position", "log-loss-by-position", "reliability", "scores"):
+        [svg] = [svg for name, svg in svgs.items() if name.endswith(f"-{figure}")]
+        assert "doubled" in svg, figure
+    assert "idea.py" in content["commands"][-1]
+    assert str(tmp_path) not in json.dumps(content["commands"])
+
+
+def test_a_log_that_was_trimmed_live_needs_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [proposal(i, [i % 3 > 0, i % 2 > 0], request=i % 7) for i in range(40)]
+    write_log(tmp_path / "log", rows, adaptive_verification="estimator")
+    runner = CliRunner()
+    refused = runner.invoke(app, ["report", "log", "--no-pdf"])
+    assert isinstance(refused.exception, InputError)
+    assert "--allow-selected" in str(refused.exception)
+    done = runner.invoke(app, ["report", "log", "--allow-selected", "--no-pdf"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(Path("report/report.json").read_text(encoding="utf-8"))
+    assert content["commands"][-1].endswith("--allow-selected --out report")
 
 
 def test_predictors_that_leave_tables_empty(tmp_path: Path) -> None:
