@@ -12,10 +12,13 @@ import polars as pl
 
 from draftlab import provenance
 from draftlab.errors import InputError
+from draftlab.features import clamp
 from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_any
+from draftlab.metrics import log_loss
 from draftlab.online.replay_rows import Source
 from draftlab.online.smoothing import SMOOTHED, Smoother
+from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.replaying import (
     OFFLINE,
     RunReplay,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab.log.reader import Run
+    from draftlab.metrics import BoolArray, FloatArray, IntArray
 
 RECOVERED = 0.01
 """Recovered: a window's log-loss is within so many nats of the offline fit to the same traffic."""
@@ -58,6 +62,7 @@ class Drift:
     recovery_steps (until a window is within 0.01 nats of the offline fit to the new traffic; null:
     not before the next switch), cost_nats (excess log-loss summed over the drafts until then),
     log_loss and ece over the segment's windows, offline_log_loss and offline_ece beside them,
+    stale_log_loss (of the fit to the traffic before, never moved: what there was to recover from),
     overshoots in the segment."""
     replay: RunReplay
     """The replay of the whole scenario; its regret is against one fit to all of it."""
@@ -132,6 +137,7 @@ def drift(
     """
     chosen = settings or Settings(window=10)
     check_settings(chosen)
+    chosen = replace(chosen, offline=True)  # recovery is measured against it
     opened = open_any(log)
     run = opened.runs[0]
     if scenario is None:
@@ -142,13 +148,15 @@ def drift(
     source = Source(run, tuple(features_of(chosen)), 0, last, chosen.window, chosen.float32, frame)
     whole = replay_source(source, replace(chosen, snapshot=False))
     offline = [_offline(source, piece, chosen) for piece in pieces]
+    stale = _stale(pieces, chosen.feature, source.num_positions)
     result = Drift(
-        recovery=_recovery(whole, scenario, offline, chosen),
+        recovery=_recovery(whole, scenario, offline, stale, chosen),
         replay=whole,
         scenario=tuple(scenario),
         settings={
             "scenario": " > ".join(f"{s.name}@{s.steps}" for s in scenario),
             "proposals_per_step": proposals_per_step,
+            "passes": _passes(run, scenario, proposals_per_step),
             "window": chosen.window,
             "refit_interval": chosen.constants.refit_interval,
         },
@@ -160,10 +168,9 @@ def drift(
 
 
 def default_scenario(log: DraftLog | str | Path, *, steps: int = 500) -> tuple[Segment, ...]:
-    """Return the hardest abrupt change in a log's first run: easiest workload, hardest, and back.
+    """Return the hardest abrupt change between two workloads of a log's first run, and back.
 
-    Easiest and hardest are the workloads of the highest and the lowest share of accepted labels,
-    over eligible rows.
+    Hardest: the fit to the first costs most on the second, in log-loss above the second's own.
 
     Raises
     ------
@@ -171,21 +178,57 @@ def default_scenario(log: DraftLog | str | Path, *, steps: int = 500) -> tuple[S
         The run has fewer than two workloads with labels.
     """
     run = open_any(log).runs[0]
-    rates = (
+    rows = (
         run.scan("drafts")
         .filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
         .join(run.scan("requests").select("request", "dataset"), on="request")
-        .group_by("dataset")
-        .agg(pl.col("accepted").mean())
-        .sort("accepted", "dataset", descending=[True, False])
+        .filter(pl.col("dataset").is_not_null(), pl.col(_FEATURE).is_not_null())
+        .select("dataset", "position", "accepted", "excluded", _FEATURE)
         .collect()
     )
-    names = rates["dataset"].to_list()
-    if len(names) < 2:
+    K = int(run.metadata["num_speculative_tokens"])
+    by_dataset = {str(name): part for (name,), part in sorted(rows.group_by("dataset"))}
+    if len(by_dataset) < 2:
         raise InputError(
-            f"{run.path}: a drift scenario needs two workloads with labels, found {len(names)}"
+            f"{run.path}: a drift scenario needs two workloads with labels, found {len(by_dataset)}"
         )
-    return tuple(Segment(((name, 1.0),), steps) for name in (names[0], names[-1], names[0]))
+    fits = {name: _fit(part, _FEATURE, K) for name, part in by_dataset.items()}
+
+    def cost(pair: tuple[str, str]) -> float:
+        before, after = pair
+        rows, own = by_dataset[after], fits[after]
+        return _stale_loss(fits[before], own, rows, _FEATURE) - _stale_loss(
+            own, own, rows, _FEATURE
+        )
+
+    before, after = max(itertools.permutations(by_dataset, 2), key=cost)
+    return tuple(Segment(((name, 1.0),), steps) for name in (before, after, before))
+
+
+_FEATURE = "logit_qmax"
+_ENOUGH = 100
+"""Rows at a position; the intercept of fewer may lie anywhere."""
+
+
+def _fit(frame: pl.DataFrame, feature: str, num_positions: int) -> Fit:
+    return fit_logistic(*_arrays(frame, feature), num_positions)
+
+
+def _stale_loss(before: Fit, own: Fit, frame: pl.DataFrame, feature: str) -> float:
+    """Return the log-loss of the fit to other rows; at positions that it hardly saw, of the own."""
+    x, position, accepted = _arrays(frame, feature)
+    known = before.counts[position] >= _ENOUGH
+    log_odds = np.where(known, before.log_odds(x, position), own.log_odds(x, position))
+    return log_loss(accepted, log_odds)
+
+
+def _arrays(frame: pl.DataFrame, feature: str) -> tuple[FloatArray, IntArray, BoolArray]:
+    rows = frame.filter(pl.col("excluded") == 0, pl.col(feature).is_not_null())
+    x, position, accepted = (
+        rows.select(clamp(feature), pl.col("position").cast(pl.Int64), "accepted")
+        .get_columns()
+    )  # fmt: skip
+    return x.to_numpy(), position.to_numpy(), accepted.to_numpy()
 
 
 def build_scenario(
@@ -254,6 +297,37 @@ def _schedule(
     )
 
 
+def _passes(run: Run, scenario: Sequence[Segment], proposals_per_step: int) -> dict[str, float]:
+    """Return how often a scenario goes through the labelled proposals of each workload."""
+    requests = run.scan("requests").select("request", "dataset")
+    found = (
+        run.scan("drafts")
+        .filter(pl.col("accepted").is_not_null(), pl.col("position") == 0)
+        .join(requests, on="request")
+        .group_by("dataset")
+        .agg(pl.len())
+        .collect()
+    )
+    available = dict(found.iter_rows())
+    wanted: dict[str, int] = {}
+    for segment in scenario:
+        for name, count in _shares(segment, proposals_per_step):
+            wanted[name] = wanted.get(name, 0) + count * segment.steps
+    return {name: count / available[name] for name, count in wanted.items()}
+
+
+def _stale(pieces: Sequence[pl.DataFrame], feature: str, num_positions: int) -> list[float]:
+    """Return the log-loss on each segment of the fit to the one before; NaN for the first."""
+    fits = [
+        _fit(piece, feature, num_positions) if len(_arrays(piece, feature)[0]) else None
+        for piece in pieces
+    ]
+    return [float("nan")] + [
+        _stale_loss(before, own, piece, feature) if before and own else float("nan")
+        for (before, own), piece in zip(itertools.pairwise(fits), pieces[1:], strict=True)
+    ]
+
+
 def _segment_frames(frame: pl.DataFrame, scenario: Sequence[Segment]) -> list[pl.DataFrame]:
     """Cut by the step of the verdict, as windows are: the first step grades the former traffic."""
     edges = np.cumsum([0, *(segment.steps for segment in scenario)])
@@ -273,6 +347,7 @@ def _recovery(
     whole: RunReplay,
     scenario: Sequence[Segment],
     offline: list[pl.DataFrame],
+    stale: list[float],
     settings: Settings,
 ) -> pl.DataFrame:
     rows = []
@@ -283,7 +358,8 @@ def _recovery(
             if index:
                 before = scenario[index - 1].name
                 row = _recover(whole, name, offline[index], (start, end), settings.window)
-                rows.append({"switch_step": start, "before": before, "after": segment.name, **row})
+                place = {"switch_step": start, "before": before, "after": segment.name}
+                rows.append(place | row | {"stale_log_loss": stale[index]})
         start = end
     names = whole.summary.select("run", "pair", "drafting").row(0, named=True)
     table = pl.DataFrame(rows, schema=_RECOVERY)
@@ -293,8 +369,8 @@ def _recovery(
 _RECOVERY = {
     "switch_step": pl.Int64, "before": pl.String, "after": pl.String, "estimator": pl.String,
     "recovery_steps": pl.Int64, "cost_nats": pl.Float64, "n": pl.Int64, "log_loss": pl.Float64,
-    "offline_log_loss": pl.Float64, "ece": pl.Float64, "offline_ece": pl.Float64,
-    "overshoots": pl.Int64,
+    "offline_log_loss": pl.Float64, "stale_log_loss": pl.Float64, "ece": pl.Float64,
+    "offline_ece": pl.Float64, "overshoots": pl.Int64,
 }  # fmt: skip
 
 

@@ -325,8 +325,8 @@ def _simulate_cell(
 def _cell_notes(cell: Cell, proposals: Proposals) -> Iterator[str]:
     if proposals.num_dropped:
         yield (
-            f"{cell.run}: {proposals.num_dropped} proposals are left out: incomplete, not graded, "
-            "or with an excluded row"
+            f"{cell.run}: {proposals.num_dropped} proposals are left out: not graded, not sent "
+            "whole, or with a row excluded for another reason than a stop"
         )
     follows = np.flatnonzero(proposals.age > 0)
     full = proposals.accepted[follows - 1] == proposals.num_positions
@@ -479,10 +479,12 @@ def _reason(
     """Say why a policy gains nothing over the full length here."""
     row = figures[job]
     unusable = check_table(cost, requests=concurrency, num_speculative_tokens=K)
+    everything = row["verified_per_step"] >= _NEARLY_ALL * K
     if unusable is not None:
-        # a rule that looks at no cost trims all the same
-        return unusable if job.policy.rule else "trims although the cost does not reward it"
-    if row["verified_per_step"] >= _NEARLY_ALL * K:
+        if not job.policy.rule:  # it looks at no cost
+            return "trims although the cost does not reward it"
+        return unusable if everything else f"{unusable.partition(', so ')[0]}; {_STALE_TIES}"
+    if everything:
         return "low load: nearly every draft pays, so nothing is trimmed"
     rate = "tokens_per_second"
     if ceiling is not None and figures[ceiling][rate] <= figures[off][rate] * (1 + _SMALL_GAIN):
@@ -490,6 +492,11 @@ def _reason(
     if row["lost"] > row["wasted"]:
         return "trims too much: more acceptable drafts are lost than rejected ones are sent"
     return "its survivals do not tell the drafts that pay from those that do not"
+
+
+_STALE_TIES = (
+    "of budgets that are worth the same the rule takes the smallest, by survivals one step old"
+)
 
 
 def _regret(

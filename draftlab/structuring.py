@@ -96,7 +96,7 @@ class Structure:
     of `overlap`, and share_of_log_loss: the way from the constant floor to `overlap` that the
     predictor goes. Predictors that see the draw may exceed 1. Empty without `overlap`."""
     acceptance_lengths: pl.DataFrame
-    """dataset, num_positions, n_proposals, n_requests, requests_without_drafts,
+    """dataset, num_positions, n_proposals, n_requests, requests_without_verdicts,
     acceptance_length (tokens per verification, each counting once), acceptance_length_by_request
     (mean of requests' own means), accepted_per_verified, accepted_per_proposed,
     rate_compares_across_k (False: both rates fall as K rises with the same drafter)."""
@@ -513,7 +513,7 @@ def _acceptance_lengths(cell: Cell, log: DraftLog, of_proposals: pl.DataFrame) -
                 "num_positions": cell.num_positions,
                 "n_proposals": len(here),
                 "n_requests": len(by_request),
-                "requests_without_drafts": len(all_requests) - len(by_request),
+                "requests_without_verdicts": len(all_requests) - len(by_request),
                 "acceptance_length": _mean(here["acceptance_length"]),
                 "acceptance_length_by_request": _mean(by_request["acceptance_length"]),
                 "accepted_per_verified": float(divide(counts["accepted"], counts["admitted"])),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from draftlab.drifting import Segment, build_scenario, default_scenario, drift, parse_scenario
 from draftlab.errors import InputError
@@ -15,11 +19,14 @@ from draftlab.log.reader import open_log
 from draftlab.online.smoothing import SMOOTHED, Smoother
 from draftlab.online.vllm import Constants
 from draftlab.replaying import Settings, replay
+from draftlab.reporting.replays import mild_switches
 from draftlab.sweeping import parse_grid, sweep
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from draftlab.log.reader import DraftLog
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,7 @@ def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
     rows = {row["estimator"]: row for row in result.recovery.to_dicts()}
     assert set(rows) == {"vllm", "limited", "running-rate"}
     for row in rows.values():
+        assert row["stale_log_loss"] > row["offline_log_loss"] + 0.3
         assert (row["switch_step"], row["before"], row["after"]) == (200, "easy", "hard")
         assert row["log_loss"] >= row["offline_log_loss"]
         assert 0 < row["offline_ece"] < rows["running-rate"]["ece"]
@@ -105,14 +113,53 @@ def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "replay-drift" / "result.json").read_text())["settings"]
 
 
-def test_the_default_scenario_is_the_easiest_workload_the_hardest_and_back(run: Path) -> None:
+def foreign_cost(log: DraftLog, before: str, after: str) -> float:
+    """Return what scikit-learn's fit to one workload costs on the other, in nats."""
+    rows = (
+        log.drafts.filter(pl.col("accepted").is_not_null())
+        .join(log.requests.select("request", "dataset"), on="request")
+        .select("dataset", "accepted", "position", pl.col("logit_qmax").cast(pl.Float64))
+        .collect()
+    )
+    one_hot = [rows["position"] == k for k in range(5)]
+    design = np.column_stack([rows["logit_qmax"], *one_hot]).astype(np.float64)
+    y, dataset = rows["accepted"].to_numpy(), rows["dataset"].to_numpy()
+    losses = []
+    for name in (before, after):
+        model = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-8, max_iter=1000)
+        model.fit(design[dataset == name], y[dataset == name])
+        graded = dataset == after
+        losses.append(log_loss(y[graded], model.predict_proba(design[graded])[:, 1]))
+    return float(losses[0] - losses[1])
+
+
+def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: Path) -> None:
+    datasets = {"easy": 1.0, "plain": 0.2, "hard": -0.4}
+    run = synth_log(tmp_path, num_requests=700, datasets=datasets)
+    log = open_log(run)
     names = [segment.name for segment in default_scenario(run, steps=30)]
-    assert names == ["easy", "hard", "easy"]
-    settings = Settings(("vllm",), constants=Constants(refit_interval=10))
-    result = drift(run, settings=settings, proposals_per_step=8)
+    costs = {pair: foreign_cost(log, *pair) for pair in itertools.permutations(datasets, 2)}
+    before, after = max(costs, key=lambda pair: costs[pair])
+    assert names == [before, after, before]
+    settings = Settings(("vllm",), constants=Constants(refit_interval=10), window=10)
+    result = drift(run, settings=settings, proposals_per_step=64)
     assert [segment.steps for segment in result.scenario] == [50, 50, 50]
-    assert result.segments() == [(0, "easy"), (50, "hard"), (100, "easy")]
+    assert result.segments() == [(0, before), (50, after), (100, before)]
     assert result.recovery["switch_step"].to_list() == [50, 100]
+    # the second segment's own fit and the fit to the first, graded there
+    stale = result.recovery["stale_log_loss"][0] - result.recovery["offline_log_loss"][0]
+    assert stale == pytest.approx(costs[before, after], rel=0.3)
+    proposals = log.drafts.filter(pl.col("position") == 0, pl.col("accepted").is_not_null())
+    each = proposals.select(pl.len()).collect().item() / 3
+    assert result.settings["passes"] == pytest.approx({before: 6400 / each, after: 3200 / each})
+
+
+def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
+    alike = synth_log(tmp_path, num_requests=300, datasets={"a": 0.0, "b": 0.0})
+    settings = Settings(("vllm",), constants=Constants(refit_interval=10), window=10)
+    result = drift(alike, parse_scenario("a@180 > b@180"), settings=settings, proposals_per_step=16)
+    [sentence] = mild_switches(result)
+    assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
 
 
 def test_one_workload_is_no_scenario(tmp_path: Path) -> None:

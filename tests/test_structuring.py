@@ -227,7 +227,7 @@ def test_c20_c21_what_is_thrown_away_and_who_never_drafted(tmp_path: Path) -> No
     )
     assert row["accepted_per_verified"] == 36 / 48
     assert row["accepted_per_proposed"] == 36 / 51
-    assert (row["n_requests"], row["requests_without_drafts"]) == (2, 1)
+    assert (row["n_requests"], row["requests_without_verdicts"]) == (2, 1)
     assert row["acceptance_length"] == row["acceptance_length_by_request"] == 7.0
 
 

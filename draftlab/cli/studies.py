@@ -349,8 +349,8 @@ def replay(
     scenario: Annotated[
         str | None,
         typer.Option(
-            help="Drift experiment, 'copying@300 > fiction=3+chat=1@300', or 'default': easiest "
-            "workload, hardest, and back."
+            help="Drift experiment, 'copying@300 > fiction=3+chat=1@300', or 'default': the "
+            "hardest change between two workloads, and back."
         ),
     ] = None,
     repeat: Annotated[int, typer.Option(help="Times that the scenario is repeated.")] = 1,

@@ -147,17 +147,17 @@ def gain_over(policy: Sums, base: Sums) -> Gain:
 
 
 def pareto(tokens_per_second: FloatArray, per_request: FloatArray) -> BoolArray:
-    """Return which points no other one beats in both figures.
+    """Return which points no other one beats in one figure without being worse in the other.
 
     Examples
     --------
-    >>> pareto(np.array([10.0, 20.0, 15.0]), np.array([5.0, 2.0, 2.0])).tolist()
-    [True, True, False]
+    >>> pareto(np.array([10.0, 20.0, 15.0, 20.0]), np.array([5.0, 2.0, 2.0, 2.0])).tolist()
+    [True, True, False, True]
     """
-    order = np.lexsort((-tokens_per_second, -per_request))
-    best = np.maximum.accumulate(tokens_per_second[order])
-    on = np.ones(len(order), dtype=np.bool_)
-    on[1:] = tokens_per_second[order][1:] > best[:-1]
-    out = np.empty_like(on)
-    out[order] = on
-    return out
+    points, of_point = np.unique(
+        np.stack([-per_request, -tokens_per_second]), axis=1, return_inverse=True
+    )
+    best = np.minimum.accumulate(points[1])
+    on = np.ones(points.shape[1], dtype=np.bool_)
+    on[1:] = points[1, 1:] < best[:-1]
+    return np.asarray(on[of_point.reshape(-1)])

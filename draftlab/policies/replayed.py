@@ -65,7 +65,7 @@ class Proposals:
     """run, request and step of each of the P proposals."""
     num_positions: int
     num_dropped: int
-    """Proposals left out: incomplete, not graded, or with an excluded row."""
+    """Proposals left out: not graded, not sent whole, or with a row excluded, save by a stop."""
 
     def __len__(self) -> int:
         return len(self.accepted)

@@ -72,7 +72,8 @@ def meanings(evaluation: Evaluation) -> Block:
         "difference of prediction and label. Lower is better for both.",
         "ECE": f"{evaluation.settings['ece']}: the mean over rows of |observed rate - mean "
         "prediction| of their bin. It is above zero even for a perfect predictor, by about the "
-        "expected value that stands beside it. Smooth ECE (Blasiok and Nakkiran, 2024) has no "
+        "expected value that stands beside it if rows are independent, by more where those of a "
+        "prompt resemble one another. Smooth ECE (Blasiok and Nakkiran, 2024) has no "
         "bins.",
         "95 % by prompt": "Intervals count prompts, not rows, as what repeats: rows of a prompt "
         "resemble one another. Differences are paired on the same rows.",

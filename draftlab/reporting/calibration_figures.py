@@ -316,15 +316,17 @@ def _spell_scores(table: pl.DataFrame) -> str:
     parts = []
     for predictor in table["predictor"].unique(maintain_order=True):
         rows = table.filter(predictor=predictor)
-        middle = ((rows["low"] + rows["high"]) / 2).to_numpy()
-        means = [
-            format_number(float(np.average(middle, weights=rows[column].to_numpy())), 2)
-            if rows[column].max()
-            else UNDEFINED
-            for column in ("n_accepted", "n_rejected")
-        ]
-        parts.append(f"{rows['name'][0]}: mean {means[0]} accepted, {means[1]} rejected")
-    return "Log-odds by label. " + "; ".join(parts) + "."
+        medians = [_median_bin(rows, column) for column in ("n_accepted", "n_rejected")]
+        parts.append(f"{rows['name'][0]}: {medians[0]} accepted, {medians[1]} rejected")
+    return "Bin of the median log-odds by label. " + "; ".join(parts) + "."
+
+
+def _median_bin(rows: pl.DataFrame, column: str) -> str:
+    counts = rows[column].to_numpy()
+    if not counts.any():
+        return UNDEFINED
+    at = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
+    return f"{format_number(rows['low'][at], 1)} to {format_number(rows['high'][at], 1)}"
 
 
 def _spell_lengths(table: pl.DataFrame) -> str:
@@ -375,7 +377,8 @@ DRAWINGS = (
         ),
         _spell_scores,
         "The less the two outlines overlap, the better the predictor separates; where they cross, "
-        "a calibrated predictor stands at the log-odds of the overall rate.",
+        "a calibrated predictor stands at the log-odds of the overall rate. The outermost bins "
+        f"hold all beyond ±{SCORE_LIMIT:g}.",
     ),
 )
 """Figures of conditional calibration, in the report's order."""

@@ -100,8 +100,9 @@ def _sum_up(adopted: Block) -> str:
     return (
         f"On {shown['n']} drafts, {adopted['name']}, the feature that vLLM adopted, reaches AUC "
         f"{shown['auc']}, log-loss {shown['log_loss']} and ECE {shown['ece']}. A perfectly "
-        f"calibrated predictor would show ECE {shown['ece_null']} on so many rows, and below "
-        f"{shown['ece_null_high']} nineteen times in twenty."
+        f"calibrated predictor would show ECE {shown['ece_null']} on so many independent rows, and "
+        f"below {shown['ece_null_high']} nineteen times in twenty; rows of a prompt resemble one "
+        "another, so here somewhat more."
     )
 
 
@@ -127,8 +128,10 @@ def orders(evaluation: Evaluation, cell: Cell, name: str) -> Block:
                 findings_columns(),
             ),
             blocks.text(
-                "Compared as printed to four digits; undecided where the paired 95 % interval by "
-                "prompt covers no difference (AUC, log-loss, Brier).",
+                "Compared as printed to four digits. Undecided: the paired 95 % interval by prompt "
+                "covers no difference (AUC, log-loss); ECEs differ by less than what both would "
+                "show if they were calibrated; or so few workloads say nothing of a correlation "
+                "(Fisher's z, 95 %).",
                 "small",
             ),
         ],

@@ -315,8 +315,9 @@ DRAWINGS = (
         plot_workload_survival,
         lambda table: f"n = {format_number(table['n_admitted'].sum())} admitted drafts.",
         lambda table: _spell_workloads(table, "survival_rate"),
-        "The share of proposals that live up to each position: along a row it can only fall, and "
-        "its sum is the mean number of accepted draft tokens.",
+        "The share of proposals that live up to each position: along a row it can only fall. Rows "
+        "behind an accepted stop token count neither way, and only survivors can meet one, so deep "
+        "positions of workloads that stop often read a little low.",
     ),
 )
 """Figures of metrics and acceptance, in the report's order."""

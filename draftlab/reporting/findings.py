@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,8 +55,9 @@ def findings(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     DataFrame
         claim (the published order in words), table, metric, scope, better and worse (predictors
         in the published order), here_better, here_worse, published_better, published_worse,
-        status: ``holds``, ``does not hold``, ``undecided`` where the paired 95 % interval by
-        prompt covers 0, or ``equal`` when both print alike.
+        status: ``holds``, ``does not hold``, ``equal`` when both print alike, or ``undecided``:
+        where the paired 95 % interval by prompt covers 0, ECEs differ by less than what both
+        would show if they were calibrated, or so few workloads tell nothing of a correlation.
     """
     metrics = of_cell(evaluation.metrics, cell).filter(view="conditional")
     graded = set(metrics["predictor"])
@@ -68,24 +70,39 @@ def findings(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
         rows.append(_raw_bias(metrics))
     rows.append(_intercept_follows_entropy(evaluation, cell))
     table = pl.DataFrame([row for row in rows if row is not None], schema=_SCHEMA, orient="row")
-    return _mark_undecided(table, of_cell(evaluation.differences, cell))
-
-
-def _mark_undecided(table: pl.DataFrame, differences: pl.DataFrame) -> pl.DataFrame:
-    """Say so where a paired difference is not distinguishable from none."""
-    unsure = differences.filter(~pl.col("distinguishable"), pl.col("position").is_null())
-    pairs = {
-        (row["scope"], row["metric"], frozenset((row["predictor_a"], row["predictor_b"])))
-        for row in unsure.iter_rows(named=True)
-    }
+    unsure = _alike(of_cell(evaluation.differences, cell)) | _within_bands(metrics)
     marked = [
         "undecided"
         if row["status"] != "equal"
-        and (row["scope"], row["metric"], frozenset((row["better"], row["worse"]))) in pairs
+        and (row["scope"], row["metric"], frozenset((row["better"], row["worse"]))) in unsure
         else row["status"]
         for row in table.iter_rows(named=True)
     ]
     return table.with_columns(pl.Series("status", marked, dtype=pl.String))
+
+
+_Pair = tuple[str, str, frozenset[str]]
+"""Scope, metric and the two predictors."""
+
+
+def _alike(differences: pl.DataFrame) -> set[_Pair]:
+    """Return what paired differences cannot tell apart."""
+    unsure = differences.filter(~pl.col("distinguishable"), pl.col("position").is_null())
+    return {
+        (row["scope"], row["metric"], frozenset((row["predictor_a"], row["predictor_b"])))
+        for row in unsure.iter_rows(named=True)
+    }
+
+
+def _within_bands(metrics: pl.DataFrame) -> set[_Pair]:
+    """Return pairs whose ECEs differ by less than both null bands: no interval near 0 is valid."""
+    found = set()
+    for scope in ("overall", "without_first"):
+        rows = metrics.filter(scope=scope).select("predictor", "ece", "ece_null_high").rows()
+        for (a, ece_a, band_a), (b, ece_b, band_b) in itertools.combinations(rows, 2):
+            if abs(ece_a - ece_b) <= band_a + band_b:
+                found.add((scope, "ece", frozenset((a, b))))
+    return found
 
 
 _SCHEMA = {
@@ -153,11 +170,27 @@ def _intercept_follows_entropy(evaluation: Evaluation, cell: Cell) -> _Row | Non
         f"{'falls' if theirs['intercept_0'] < 0 else 'rises'} with mean draft entropy (r), "
         "and correlates with it more than the slope does"
     )
-    here, other = (math.copysign(1, theirs["intercept_0"]) * ours["intercept_0"], ours["slope"])
+    here = math.copysign(1, theirs["intercept_0"]) * ours["intercept_0"]
     return (
-        claim, "T4", "correlation", "dataset", *names, ours["intercept_0"], other,
-        theirs["intercept_0"], theirs["slope"], _status(min(here, here - abs(other))),
+        claim, "T4", "correlation", "dataset", *names, ours["intercept_0"], ours["slope"],
+        theirs["intercept_0"], theirs["slope"],
+        _status_of_correlations(here, abs(ours["slope"]), len(table)),
     )  # fmt: skip
+
+
+def _status_of_correlations(here: float, other: float, n: int) -> str:
+    """Judge r > 0 and r > the other r by Fisher's z, as if the two were independent."""
+    z, z_other = (math.atanh(min(max(r, -_ALMOST_ONE), _ALMOST_ONE)) for r in (here, other))
+    alone = _QUANTILE / math.sqrt(n - 3)
+    margins = ((z, alone), (z - z_other, math.sqrt(2) * alone))
+    if all(margin > width for margin, width in margins):
+        return "holds"
+    return "does not hold" if any(margin < -width for margin, width in margins) else "undecided"
+
+
+_QUANTILE = 1.959964
+"""97.5 % of the standard normal distribution."""
+_ALMOST_ONE = 1 - 1e-12
 
 
 def _value(metrics: pl.DataFrame, scope: str, predictor: str, metric: str) -> float:

@@ -16,6 +16,7 @@ from draftlab.reporting.replays import (
     SUMMARY,
     describe_drift,
     describe_replay,
+    mild_switches,
     recovery_table,
 )
 from draftlab.reporting.simulation_figures import FRONTIER, GAINS, of_place, policy_name
@@ -254,6 +255,7 @@ def abrupt_drift(drift: Drift) -> Block:
             "Each switch of traffic: steps until the estimator is again within 0.01 nats of the "
             "offline fit to the new traffic (–: not before the next switch), and what that cost.",
         ),
+        *blocks.items(mild_switches(drift)),
     ]
     for drawing in DRIFT_DRAWINGS:
         parts += blocks.draw(drawing, "drift", drift)

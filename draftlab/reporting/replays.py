@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from draftlab.drifting import RECOVERED
 from draftlab.reporting.style import (
     COLOURS,
     INK,
@@ -260,6 +261,7 @@ def recovery_table(drift: Drift) -> pl.DataFrame:
         cost_nats=pl.col("cost_nats").round().cast(pl.Int64, strict=False),
         log_loss="log_loss",
         excess=pl.col("log_loss") - pl.col("offline_log_loss"),
+        never_moved=pl.col("stale_log_loss") - pl.col("offline_log_loss"),
         ece="ece",
         excess_ece=pl.col("ece") - pl.col("offline_ece"),
         overshoots="overshoots",
@@ -269,19 +271,33 @@ def recovery_table(drift: Drift) -> pl.DataFrame:
 def describe_drift(drift: Drift) -> str:
     """Return what a scenario was and how recovery is measured, in a few words."""
     s = drift.settings
+    passes = ", ".join(f"{name} {count:.1f}" for name, count in s["passes"].items())
     return (
-        f"{s['scenario']}, {s['proposals_per_step']} proposals a step, refit every "
+        f"{s['scenario']}, {s['proposals_per_step']} proposals a step (passes through the log's "
+        f"own: {passes}), refit every "
         f"{s['refit_interval']} steps; recovered: a window of {s['window']} steps within 0.01 nats "
         "of the offline fit to the new traffic alone; cost: nats lost against it until then; "
-        "excess: over it, in the whole segment"
+        "excess: over it, in the whole segment; never moved: that of the fit to the traffic before"
     )
+
+
+def mild_switches(drift: Drift) -> list[str]:
+    """Name the switches after which even a rule that never moves counts as recovered."""
+    excess = pl.col("stale_log_loss") - pl.col("offline_log_loss")
+    mild = drift.recovery.filter(excess <= RECOVERED).unique("switch_step", maintain_order=True)
+    return [
+        f"step {row['switch_step']}, {row['before']} > {row['after']}: even the fit to the traffic "
+        f"before, never moved, is within {RECOVERED} nats of the best, so there is nothing to "
+        "recover from"
+        for row in mild.iter_rows(named=True)
+    ]
 
 
 def print_drift(drift: Drift, console: Console) -> None:
     """Print the recovery after each switch."""
     console.print(describe_drift(drift), markup=False, highlight=False)
     print_table(recovery_table(drift), console)
-    for note in drift.replay.notes:
+    for note in (*mild_switches(drift), *drift.replay.notes):
         console.print(f"note: {note}", markup=False, highlight=False)
 
 
@@ -345,7 +361,10 @@ def _drift_alt(column: str) -> Callable[[pl.DataFrame], str]:
 
 def _drift_caption(table: pl.DataFrame) -> str:
     first = table.filter(estimator=table["estimator"][0])
-    return f"{int(first['n'].sum()):,} drafts of run {table['run'][0]}, in another order."
+    return (
+        f"{int(first['n'].sum()):,} drafts of run {table['run'][0]} in another order; where a "
+        "workload runs out it begins again."
+    )
 
 
 _SWITCHES = "Dashed lines: the traffic changes to what stands above. "

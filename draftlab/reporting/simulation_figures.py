@@ -182,5 +182,6 @@ GAINS = Drawing(
     _points,
     _spell_gains,
     "Above zero, trimming pays against verifying every draft; bars are 95 % by prompt, paired. "
-    "The lossless oracle is what a perfect predictor would gain.",
+    "The lossless oracle is what a perfect predictor would gain under the same rule, which sizes a "
+    "step's budget by survivals that are one step old.",
 )

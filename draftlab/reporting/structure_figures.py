@@ -264,11 +264,12 @@ def _spell_transfer(table: pl.DataFrame) -> str:
 
 
 def _spell_learning(table: pl.DataFrame) -> str:
+    known = table.unique("n_train", maintain_order=True)  # one prompt may be more than asked for
     parts = [
-        f"{format_number(row['rows_per_position'])} drafts: {format_number(row['log_loss'])}"
-        for row in table.iter_rows(named=True)
+        f"{format_number(row['n_train'], 0)} drafts: {format_number(row['log_loss'])}"
+        for row in known.iter_rows(named=True)
     ]
-    return "Held-out log-loss. " + "; ".join(parts) + "."
+    return "Held-out log-loss by training drafts. " + "; ".join(parts) + "."
 
 
 def _spell_achievable(table: pl.DataFrame) -> str:

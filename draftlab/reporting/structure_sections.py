@@ -84,7 +84,8 @@ def stability(structure: Structure, cell: Cell, name: str) -> Block:
         *blocks.table(
             f"{name}-pairs",
             pairs,
-            "Slope and intercept of this pair (T5 form); the spread is over refits: "
+            "Slope and intercept of this pair (T5 form); the spread, sampling error of so few rows "
+            "included, is over refits: "
             f"{pairs['refit_kind'][0] if len(pairs) else ''}.",
             _PAIR,
         ),

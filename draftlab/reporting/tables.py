@@ -335,11 +335,14 @@ def fit_style(evaluation: Evaluation) -> str:
 def excluded_text(evaluation: Evaluation, cell: Cell) -> str:
     """Return the rows that were not graded, by reason."""
     rows = of_cell(evaluation.exclusions, cell)
+    reasons = rows.filter(pl.col("reason") != "total")
     parts = [
         f"{format_number(row['rows'])} {row['reason'].replace('_', ' ')}"
-        for row in rows.filter(pl.col("reason") != "total").rows(named=True)
+        for row in reasons.rows(named=True)
     ]
-    return ", ".join(parts) or "none"
+    total = rows.filter(reason="total")["rows"].sum()
+    several = f" ({format_number(total)} in all: some are both)"
+    return (", ".join(parts) or "none") + (several if reasons["rows"].sum() > total else "")
 
 
 def _calibration_line(evaluation: Evaluation, cell: Cell) -> str:
