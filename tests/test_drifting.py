@@ -135,7 +135,7 @@ def foreign_cost(log: DraftLog, before: str, after: str) -> float:
 
 def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: Path) -> None:
     datasets = {"easy": 1.0, "plain": 0.2, "hard": -0.4}
-    run = synth_log(tmp_path, num_requests=700, datasets=datasets)
+    run = synth_log(tmp_path, num_requests=600, datasets=datasets)
     log = open_log(run)
     names = [segment.name for segment in default_scenario(run, steps=30)]
     costs = {pair: foreign_cost(log, *pair) for pair in itertools.permutations(datasets, 2)}
