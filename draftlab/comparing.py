@@ -43,7 +43,8 @@ _SETUP = (
         "num_speculative_tokens",
         "K",
         "acceptance rates fall as K rises with the same drafter: they are not compared, only "
-        "acceptance at each position and acceptance length are",
+        "acceptance at each position and acceptance length are; predictors are graded at the "
+        "positions that both logs have",
     ),
     ("verification", "verification", "another rule of acceptance"),
     (
@@ -67,10 +68,10 @@ class Comparison:
     """One row per setting: setting, a, b, differs, consequence (what that makes of the numbers;
     empty where they agree)."""
     predictors: pl.DataFrame
-    """One row per predictor and metric on all positions: predictor, lossless, metric (auc,
-    log_loss, brier, mean_prediction), a, b, difference, low, high (95 % by prompt), distinguishable
-    (null: no interval), n_a, n_b, n_groups (prompts in the interval), paired (at least half of
-    them are in both)."""
+    """One row per predictor and metric on the positions that both logs have: predictor, lossless,
+    metric (auc, log_loss, brier, mean_prediction), a, b, difference, low, high (95 % by prompt),
+    distinguishable (null: no interval), n_a, n_b, n_groups (prompts in the interval), paired (at
+    least half of them are in both)."""
     acceptance: pl.DataFrame
     """One row per measure (acceptance_length, conditional), dataset (null: all) and position
     (null: all): a, b, difference, low, high, distinguishable, n_a, n_b, n_groups, paired,
@@ -145,15 +146,18 @@ def compare(
     first, second, prompts = _arrange(logs, evaluations)
     kept, how = _choose_prompts(first, second, prompts)
     first, second = (_keep(side, kept) for side in (first, second))
+    K = min(_num_positions(evaluation) for evaluation in evaluations)
     setup = _compare_setup(first.log, second.log, first.evaluation, second.evaluation, how)
     same_k = not setup.filter(pl.col("differs"), setting="K").height
     return Comparison(
         setup=setup,
-        predictors=_compare_predictors(first, second, len(prompts)),
+        predictors=_compare_predictors(_cut(first, K), _cut(second, K), len(prompts)),
         acceptance=_compare_acceptance(first, second, len(prompts), same_k=same_k),
         notes=_notes(evaluations),
         settings={"paired_share": PAIRED_SHARE, "folds": evaluations[0].settings["folds"]},
-        provenance=provenance.collect(),
+        provenance=provenance.collect(
+            input_hash=", ".join(str(e.provenance.get("input_hash")) for e in evaluations)
+        ),
     )
 
 
@@ -207,6 +211,15 @@ def _choose_prompts(
     return None, f"{counts}: too few to pair, every prompt counts"
 
 
+def _num_positions(evaluation: Evaluation) -> int:
+    return max(int(cell["num_speculative_tokens"]) for cell in evaluation.settings["cells"])
+
+
+def _cut(side: _Side, num_positions: int) -> _Side:
+    """Leave out rows at positions that the other log does not have."""
+    return side._replace(rows=side.rows.filter(pl.col("position") < num_positions))
+
+
 def _keep(side: _Side, prompts: BoolArray | None) -> _Side:
     if prompts is None:
         return side
@@ -252,10 +265,9 @@ def _values(log: DraftLog, key: str) -> str:
 
 def _request_values(log: DraftLog, column: str) -> str:
     values = log.requests.select(column).unique().sort(column).collect()[column].to_list()
-    shown = [
-        "unknown" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values
-    ]
-    return ", ".join(shown)
+    absent = "off" if column in ("top_k", "min_p", "top_p") else "unknown"
+    shown = [absent if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
+    return ", ".join(dict.fromkeys(shown))
 
 
 def _compare_predictors(first: _Side, second: _Side, num_prompts: int) -> pl.DataFrame:

@@ -325,7 +325,11 @@ def _grade_cells(
         except InputError as error:
             failures.append(error)
     if not graded:
-        raise failures[0] if failures else InputError("the log holds no draft rows")
+        raise (
+            failures[0]
+            if failures
+            else InputError("the log holds no draft rows; draftlab inspect names what is missing")
+        )
     return graded, failures
 
 
@@ -555,14 +559,15 @@ def _refuse_ungradable(cell: Cell, frame: pl.DataFrame, columns: list[str]) -> N
         total = cell.counts.select("proposed", "labelled").sum().row(0)
         raise InputError(
             f"run {cell.run} ({cell.drafting}): no row to grade: {total[0]} eligible proposed "
-            f"rows, {total[1]} labelled rows, {len(cell.rows)} both, 0 of them with "
-            f"{', '.join(columns)}"
+            f"rows, {total[1]} labelled rows, {len(cell.rows)} both and of a known request, 0 of "
+            f"them with {', '.join(columns)}; draftlab inspect names what is missing"
         )
     num_accepted = int(frame["accepted"].sum())
     if num_accepted in (0, len(frame)):
         raise InputError(
             f"run {cell.run} ({cell.drafting}): labels of one class only: {num_accepted} "
-            f"accepted, {len(frame) - num_accepted} rejected"
+            f"accepted, {len(frame) - num_accepted} rejected; log more drafts, or requests that "
+            "are sampled otherwise"
         )
 
 
@@ -584,7 +589,8 @@ def _fold(
     if num_folds < 2:
         raise InputError(
             f"run {cell.run} ({cell.drafting}): cross-fitting needs at least 2 groups, the "
-            "graded rows have 1; grade in sample (in_sample=True, --in-sample)"
+            "graded rows have 1; log more prompts, or grade in sample (evaluate(in_sample=True), "
+            "draftlab evaluate --in-sample)"
         )
     if num_folds < folds:
         notes.append(f"{num_folds} folds instead of {folds}: there are no more groups")

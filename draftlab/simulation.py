@@ -560,6 +560,7 @@ def _why_no_gain(cell: Cell, gains: Sequence[dict[str, Any]]) -> Iterator[str]:
         if row["verify_length"] is not None:
             name += f" of {row['verify_length']} nodes"
         kind = row["reason"].split(":")[0] if "table" in row["reason"] else row["reason"]
+        kind += f"; {_STALE_TIES}" if row["reason"].endswith(_STALE_TIES) else ""
         grouped.setdefault((row["cost"], name, kind), []).append(row["concurrency"])
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (cost, name, kind), where in grouped.items():

@@ -60,14 +60,28 @@ def main() -> None:
     if unknown:
         sys.exit(f"unknown target {unknown[0]!r}; known: {', '.join(PAGES)}")
     studies = [Study(name, log) for name, log in LOGS.items()]
-    if arguments.prompts:
-        name = "+".join(Path(file).stem for file in arguments.prompts)
-        studies.append(Study(name, collect_prompts(arguments.prompts)))
-    verdicts = [row for name in targets for row in write_page(name, studies)]
+    verdicts = [row for name in targets for row in write_page(name, studies, OUT)]
     if not arguments.targets:
-        write_verdicts(verdicts, studies)
+        write_verdicts(verdicts, studies, OUT, _OF_SAMPLES)
         write_headline(studies[0])
         print(f"wrote {report(studies[0].log, HEADLINE).relative_to(ROOT)}")
+    if arguments.prompts:
+        write_prompts(arguments.prompts, targets, whole=not arguments.targets)
+
+
+def write_prompts(files: list[str], targets: list[str], *, whole: bool) -> None:
+    """Write the pages of a user's own prompts, in a folder named after the files."""
+    name = "+".join(Path(file).stem for file in files)
+    study = Study(name, collect_prompts(files))
+    own = [target for target in targets if not PAGES[target].once]
+    verdicts = [row for target in own for row in write_page(target, [study], OUT / name)]
+    if whole:
+        hashes = (hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] for file in files)
+        described = ", ".join(
+            f"{Path(file).name} (SHA-256 {digest}...)"
+            for file, digest in zip(files, hashes, strict=True)
+        )
+        write_verdicts(verdicts, [study], OUT / name, f"Prompts: {described}.")
 
 
 def collect_prompts(files: list[str]) -> Path:
@@ -81,41 +95,42 @@ def collect_prompts(files: list[str]) -> Path:
     return log
 
 
-def write_page(name: str, studies: list[Study]) -> list[dict[str, object]]:
+def write_page(name: str, studies: list[Study], folder: Path) -> list[dict[str, object]]:
     """Write one page, print its verdicts and return them."""
     page = PAGES[name]
     asked = studies[: 1 if page.once else None]
-    if name == "replay-drift":
-        return _write_with_synthetic(name, asked)
-    return _write(name, asked, studies)
+    if name == "replay-drift" and folder == OUT:
+        return _write_with_synthetic(name, asked, folder)
+    return _write(name, asked, studies, folder)
 
 
-def _write_with_synthetic(name: str, studies: list[Study]) -> list[dict[str, object]]:
-    with tempfile.TemporaryDirectory() as folder:
-        return _write(name, [*studies, synthetic(Path(folder))], studies)
+def _write_with_synthetic(name: str, studies: list[Study], folder: Path) -> list[dict[str, object]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        return _write(name, [*studies, synthetic(Path(scratch))], studies, folder)
 
 
-def _write(name: str, asked: list[Study], studies: list[Study]) -> list[dict[str, object]]:
+def _write(
+    name: str, asked: list[Study], studies: list[Study], folder: Path
+) -> list[dict[str, object]]:
     page = PAGES[name]
     claims = [claim for claim in CLAIMS if claim.item == name]
     rows = [judge(claim, study) for study in asked for claim in claims]
-    if name == SPREAD.item:
-        pairs = [study for study in studies if study.name in LOGS]
-        spread = Claim(*SPREAD[:3], lambda _: intercepts_spread_more(pairs))
+    if name == SPREAD.item and len(studies) > 1:
+        spread = Claim(*SPREAD[:3], lambda _: intercepts_spread_more(studies))
         rows.append(judge(spread, studies[0]) | {"log": "all pairs"})
     lines = [f"# {page.title}", "", f"Published: {page.source}.", "", *page.published, ""]
     for study in asked:
         lines += [f"## {study.name}: {study.cell.pair}", "", *page.write(study), ""]
     lines += ["## Verdicts", "", verdict_table(rows), ""]
-    save(f"{name}.md", "\n".join(lines))
+    save(folder / f"{name}.md", "\n".join(lines))
     for row in rows:
         print(f"  {row['log']}: {row['claim']}: {row['verdict']}")
     return rows
 
 
-def save(name: str, text: str) -> None:
-    write_text(OUT / name, text)
-    print(f"wrote {(OUT / name).relative_to(ROOT)}")
+def save(path: Path, text: str) -> None:
+    write_text(path, text)
+    print(f"wrote {path.relative_to(ROOT)}")
 
 
 def verdict_table(rows: list[dict[str, object]]) -> str:
@@ -125,7 +140,15 @@ def verdict_table(rows: list[dict[str, object]]) -> str:
     return markdown_table(table.with_columns(pl.col("value", "low", "high").cast(pl.Float64)))
 
 
-def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
+_OF_SAMPLES = (
+    "A user's own prompts get pages in a folder beside these: "
+    "`make reproduce PROMPTS='a.jsonl b.jsonl'`."
+)
+
+
+def write_verdicts(
+    rows: list[dict[str, object]], studies: list[Study], folder: Path, source: str
+) -> None:
     """Write the table of all claims: one row a claim, one column a log."""
     table = pl.DataFrame(rows, infer_schema_length=None)
     wide = table.pivot("log", index=["item", "claim"], values="verdict").fill_null("")
@@ -136,8 +159,7 @@ def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
         "",
         "Structural claims of the published tables, judged by the rules of `reports/claims.py`. "
         "The pages beside this one hold the numbers, their intervals, and why a claim cannot be "
-        "tested. `make reproduce` writes them all; a column named after prompt files needs those "
-        "files: `make reproduce PROMPTS='a.jsonl b.jsonl'`.",
+        f"tested. `make reproduce` writes them all. {source}",
         "",
         *(f"- {study.name}: {study.cell.pair}" for study in studies),
         f"- of {len(first)} claims on {studies[0].name}: "
@@ -146,7 +168,7 @@ def write_verdicts(rows: list[dict[str, object]], studies: list[Study]) -> None:
         markdown_table(wide),
         "",
     ]
-    save("verdicts.md", "\n".join(lines))
+    save(folder / "verdicts.md", "\n".join(lines))
     print("\n" + markdown_table(wide))
 
 

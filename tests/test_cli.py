@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -393,3 +395,80 @@ def test_simulate_compares_with_a_live_log(call: Callable[..., Outcome], tmp_pat
     wrong = call("simulate", off, *arguments[:-1], off)
     assert wrong.code == 2
     assert "was not trimmed" in wrong.err
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect", "evaluate", "structure", "calibrate", "replay", "simulate", "report"]
+)
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_an_out_that_cannot_be_made_is_refused_before_any_work(
+    call: Callable[..., Outcome],
+    log: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    inside: str,
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr("draftlab.log.reader.open_log", lambda *_, **__: pytest.fail("it worked"))
+    found = call(command, log, "--out", tmp_path / "taken" / inside)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("draftlab: --out")
+    assert "is a file; name" in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_file_to_write_may_not_be_a_folder(call: Callable[..., Outcome], tmp_path: Path) -> None:
+    found = call("profile", "--out", tmp_path)
+    assert (found.code, found.err) == (2, f"draftlab: --out {tmp_path}: is a folder; name a file\n")
+
+
+def test_what_the_disk_refuses_is_one_sentence(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "result.json")
+
+    monkeypatch.setattr("draftlab.log.files.replace_file", full)
+    found = call("inspect", log, "--out", tmp_path / "out")
+    assert found.code == 2
+    assert found.err == "draftlab: result.json: No space left on device\n"
+
+
+def test_a_run_that_was_cut_short_ends_with_the_code_for_loss(
+    call: Callable[..., Outcome], log: Path
+) -> None:
+    [path] = log.glob("*/run.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"closed": False}))
+    found = call("evaluate", log)
+    assert found.code == 1
+    assert "logit(qmax)" in found.out
+    assert "was not closed, so what came last is missing" in found.err
+
+
+def test_a_report_without_pdf_leaves_no_pdf_of_another(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    out.mkdir()
+    (out / "report.pdf").write_bytes(b"of another log")
+    assert call("report", log, "--out", out, "--no-pdf").code == 0
+    assert not (out / "report.pdf").exists()
+
+
+def test_a_report_names_a_cost_that_it_cannot_use(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("report", log, "--cost", "nonsense", "--out", tmp_path / "report")
+    assert found.code == 2
+    assert "nonsense" in found.err
+    wrong = call("report", log, "--compare", log, "--cost", "nonsense", "--folds", 3)
+    assert wrong.code == 2
+    assert wrong.err.endswith("leave out --cost, --folds\n")
+
+
+def test_a_log_without_a_name_is_refused(call: Callable[..., Outcome]) -> None:
+    found = call("inspect", "")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert "without a name" in found.err

@@ -148,3 +148,34 @@ def test_several_cells_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "log", [0.5] * 6, K=3, run="two", seed=3)
     with pytest.raises(InputError, match="log a holds 2 cells"):
         compare(tmp_path / "log", tmp_path / "log")
+
+
+def test_predictors_are_compared_at_the_positions_of_both(tmp_path: Path) -> None:
+    """A floor by position would else win for nothing but having more positions."""
+    a = make(tmp_path / "a", [0.6] * 8, K=4)
+    b = make(tmp_path / "b", [0.6] * 8, K=1)
+    result = compare(a, b)
+    first = evaluate(a, keep_predictions=True).predictions
+    assert first is not None
+    rows = result.predictors.filter(predictor="logit_qmax", metric="log_loss").row(0, named=True)
+    assert rows["n_a"] == len(first.filter(position=0))
+    own = first.filter(position=0)
+    loss = np.logaddexp(0, np.where(own["accepted"], -1, 1) * own["logit_qmax"].to_numpy())
+    assert rows["a"] == pytest.approx(loss.mean(), abs=1e-12)
+    floor = result.predictors.filter(predictor="per_position", metric="auc").row(0, named=True)
+    assert abs(floor["a"] - floor["b"]) < 0.05
+    overall = result.acceptance.filter(pl.col("position").is_null(), measure="conditional")
+    assert overall["difference"].to_list() == [None]
+
+
+def test_a_comparison_says_what_it_is_of(tmp_path: Path) -> None:
+    a = make(tmp_path / "a", [0.5] * 6, run="one")
+    b = make(tmp_path / "b", [0.6] * 6, run="two", seed=1)
+    other = make(tmp_path / "c", [0.6] * 6, run="three", drafter="E")
+    result = compare(a, b)
+    content, _ = build_comparison(open_log(a), open_log(b), result)
+    assert content["title"] == "Side by side: T + D, one and two"
+    different, _ = build_comparison(open_log(a), open_log(other), compare(a, other))
+    assert different["title"] == "Side by side: T + D and T + E"
+    sampling = result.setup.filter(pl.col("setting").is_in(["top-p", "top-k", "min-p"]))
+    assert set(sampling["a"]) == {"off"}

@@ -134,3 +134,21 @@ def test_an_unknown_target_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "table-nothing"])
     with pytest.raises(SystemExit, match="unknown target 'table-nothing'"):
         reproduce.main()
+
+
+def test_a_users_prompts_get_pages_of_their_own(
+    tmp_path: Path, known: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the files nobody can write them again, so the samples' pages never hold them."""
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    for file in files:
+        Path(file).write_text('{"id": "1", "prompt": "p"}')
+    monkeypatch.setattr(reproduce, "ROOT", tmp_path)
+    monkeypatch.setattr(reproduce, "OUT", tmp_path / "out")
+    monkeypatch.setattr(reproduce, "collect_prompts", lambda _: known.log)
+    reproduce.write_prompts(files, ["table-pairs", "lossless"], whole=True)
+    folder = tmp_path / "out" / "a+b"
+    assert sorted(path.name for path in folder.iterdir()) == ["table-pairs.md", "verdicts.md"]
+    verdicts = (folder / "verdicts.md").read_text()
+    assert "Prompts: a.jsonl (SHA-256 " in verdicts
+    assert "| item | claim | a+b |" in verdicts

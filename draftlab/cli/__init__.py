@@ -30,6 +30,11 @@ def main() -> None:
     except InputError as error:
         print(f"draftlab: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(BAD_INPUT)
+    except OSError as error:  # a disk that is full, a folder that may not be read
+        if error.filename is None:
+            raise
+        print(f"draftlab: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(130)
 

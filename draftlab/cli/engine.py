@@ -11,6 +11,8 @@ from draftlab.cli.options import (
     LOSS,
     Json,
     Quiet,
+    check_file,
+    check_folder,
     new_console,
     parse_layers,
     print_json,
@@ -29,7 +31,9 @@ app = typer.Typer()
 
 @app.command()
 def collect(
-    out: Annotated[Path, typer.Option("--out", help="Log to add the run to.")] = Path("log"),
+    out: Annotated[
+        Path, typer.Option("--out", help="Log to add the run to.", callback=check_folder)
+    ] = Path("log"),
     engine: Annotated[str, typer.Option(help="reference or vllm.")] = "reference",
     target: Annotated[
         str, typer.Option(help="Hugging Face folder, .gguf file, or 'embedded'.")
@@ -182,7 +186,9 @@ def _collect_vllm(
 
 @app.command("train-head")
 def train_head(
-    out: Annotated[Path, typer.Option("--out", help="File to write, .safetensors.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="File to write, .safetensors.", callback=check_file)
+    ],
     label: Annotated[
         str, typer.Option(help="overlap (exact acceptance) or accepted (decisions).")
     ] = "overlap",
@@ -242,7 +248,9 @@ def train_head(
 
 @app.command()
 def profile(
-    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("cost.json"),
+    out: Annotated[Path, typer.Option("--out", help="File to write.", callback=check_file)] = Path(
+        "cost.json"
+    ),
     target: Annotated[str, typer.Option(help="As in collect.")] = "embedded",
     drafter: Annotated[str | None, typer.Option(help="As in collect.")] = None,
     skip_layers: Annotated[str | None, typer.Option(help="As in collect.")] = None,
@@ -325,7 +333,9 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the demo.")] = Path("reports/demo"),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the demo.", callback=check_folder)
+    ] = Path("reports/demo"),
     max_labelled: Annotated[int, typer.Option(help="Labelled drafts to collect.")] = 10_000,
     seed: int = 0,
     quiet: Quiet = False,

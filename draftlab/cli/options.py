@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,38 @@ DONE, LOSS, BAD_INPUT = 0, 1, 2
 Logs = Annotated[
     list[str], typer.Argument(metavar="LOG...", help="Logs or single runs, local or remote.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Write the tables below this folder.")]
+
+
+def check_folder(out: Path | None) -> Path | None:
+    """Refuse a folder that cannot be made, before any work is done for it."""
+    _check_place(out)
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file; name a folder")
+    return out
+
+
+def check_file(out: Path) -> Path:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    _check_place(out)
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; name a file")
+    return out
+
+
+def _check_place(out: Path | None) -> None:
+    if out is None:
+        return
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if nearest != out and not nearest.is_dir():
+        raise InputError(f"--out {out}: {nearest} is a file; name another place")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"--out {out}: {nearest} may not be written to; name another place")
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the tables below this folder.", callback=check_folder),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
@@ -49,11 +81,18 @@ Pool = Annotated[
 ]
 
 
-def exit_on_loss(log: DraftLog) -> None:
-    """Name unreadable parts on standard error and exit with the code for loss."""
-    for problem in log.problems:
-        typer.echo(f"draftlab: {problem.path}: {problem.message}", err=True)
-    if log.problems:
+def exit_on_loss(*logs: DraftLog) -> None:
+    """Name unreadable parts and runs cut short on standard error; exit with the code for loss."""
+    lost = [f"{problem.path}: {problem.message}" for log in logs for problem in log.problems]
+    lost += [
+        f"{run.path}: the run was not closed, so what came last is missing (draftlab inspect)"
+        for log in logs
+        for run in log.runs
+        if not run.metadata["closed"]
+    ]
+    for sentence in lost:
+        typer.echo(f"draftlab: {sentence}", err=True)
+    if lost:
         raise typer.Exit(LOSS)
 
 

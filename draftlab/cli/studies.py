@@ -22,6 +22,7 @@ from draftlab.cli.options import (
     Quiet,
     Selected,
     Strict,
+    check_folder,
     exit_on_loss,
     new_console,
     print_json,
@@ -69,7 +70,12 @@ def inspect(
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="Folder of the foreign files.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the log; runs are added to it.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="Folder of the log; runs are added to it.", callback=check_folder
+        ),
+    ],
     form: Annotated[str, typer.Option("--from", help="Format of the files.")] = "specspecs",
     drafting: Annotated[str, typer.Option(help="greedy or probabilistic.")] = "probabilistic",
     temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
@@ -503,7 +509,10 @@ def _refuse_beside_compare(options: Options, others: dict[str, str | None]) -> N
 def report(
     log: Logs,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the report. [default: report]")
+        Path | None,
+        typer.Option(
+            "--out", help="Folder of the report. [default: report]", callback=check_folder
+        ),
     ] = None,
     compare: Annotated[
         list[str] | None,
@@ -567,5 +576,4 @@ def report(
     if out is not None or not markdown:
         index = render.write_report(content, svgs, out or Path("report"), pdf=pdf)
         say(f"wrote {index}", quiet=quiet or markdown)
-    for each in logs:
-        exit_on_loss(each)
+    exit_on_loss(*logs)

@@ -148,6 +148,8 @@ def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
         raise InputError("no log given: name a folder of runs or the folder of one run")
     folders: dict[str, fs.FileSystem] = {}
     for path in paths:
+        if not str(path):
+            raise InputError("a log without a name: name a folder of runs or that of one run")
         folders |= _find_runs(path)
     runs, problems = [], []
     for folder, filesystem in folders.items():
@@ -218,7 +220,8 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
                 try:
                     count += _check_part(path, table, filesystem)
                 except (pa.ArrowInvalid, OSError) as error:
-                    problems.append(Problem(path, f"not a readable Parquet file: {error}"))
+                    why = str(error).strip().rstrip(".")
+                    problems.append(Problem(path, f"not a readable Parquet file: {why}"))
                 else:
                     readable.append(_uri(path, filesystem))
         parts[table], rows[table] = tuple(readable), count
@@ -305,7 +308,7 @@ def _refuse_twice(runs: Iterable[Run]) -> None:
     for run in runs:
         if run.name in seen:
             raise InputError(
-                f"run {run.name} is given twice ({seen[run.name]} and {run.path}): its rows "
-                "would count double"
+                f"run {run.name} is given twice ({seen[run.name]} and {run.path}): rows of one "
+                "name would count double; name it once, or give the other another name in run.json"
             )
         seen[run.name] = run.path

@@ -178,15 +178,19 @@ def check_table(table: CostTable, *, requests: int, num_speculative_tokens: int)
     --------
     >>> toy = CostTable("toy", "model", verify=Curve((1,), (10.0,)))
     >>> check_table(toy, requests=4, num_speculative_tokens=5)
-    'flat table: a step costs the same with 0 and with 20 drafts at 4 requests, so everything is
-    verified'
+    'flat table (one size in it: it cannot tell): a step costs the same with 0 and with 20 drafts at
+    4 requests, so everything is verified'
     """
     K = num_speculative_tokens
     drafts = requests * K
     costs = table.step_ms(requests, requests + np.arange(drafts + 1))
     at = f"{drafts} drafts at {requests} request{'s' if requests > 1 else ''}"
     if is_flat(costs):
-        return f"flat table: a step costs the same with 0 and with {at}, so everything is verified"
+        one = "" if len(table.verify.sizes) > 1 else " (one size in it: it cannot tell)"
+        return (
+            f"flat table{one}: a step costs the same with 0 and with {at}, so everything is "
+            "verified"
+        )
     rates = np.linspace(0.05, 0.95, 19)
     survivals = np.repeat(rates[:, None] ** np.arange(1, K + 1), requests, axis=1)
     budgets = choose_budget(survivals, costs, num_sampling_requests=requests)
@@ -530,7 +534,8 @@ def table_from_steps(
         verify=verify,
         draft=ZERO if draft is None else draft,
         draft_passes=num_speculative_tokens,
-        note=f"medians of {len(steps.tokens)} logged steps at {len(verify.sizes)} batch sizes",
+        note=f"medians of {len(steps.tokens)} logged steps at {len(verify.sizes)} batch size"
+        f"{'s' if len(verify.sizes) > 1 else ''}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,18 +138,36 @@ def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
 
 def list_commands(log: DraftLog, evaluation: Evaluation, typed: Sequence[str] = ()) -> list[str]:
     """Return what to type for this report: the collection of each run, then the report."""
-    collected = [(run.metadata.get("provenance") or {}).get("command") for run in log.runs]
     named = [_printed_path(word) if Path(word).exists() else word for word in typed]
     words = [*printed_paths(log), *_changed(evaluation), *named, "--out", "report"]
     return [
-        *dict.fromkeys(command for command in collected if command),
+        *collected(log),
         f"draftlab report {shlex.join(words)}",
     ]
 
 
+def collected(log: DraftLog) -> list[str]:
+    """Return the commands that collected the runs of a log, as far as they are known."""
+    commands = [(run.metadata.get("provenance") or {}).get("command") for run in log.runs]
+    return list(dict.fromkeys(command for command in commands if command))
+
+
 def printed_paths(log: DraftLog) -> list[str]:
-    """Return the runs of a log as typed from the working folder; elsewhere LOG/RUN."""
-    return list(dict.fromkeys(_printed_path(run.path) for run in log.runs))
+    """Return a log as typed from the working folder, elsewhere as LOG; by run if not of all runs.
+
+    A new collection gives its run another name, so the folder repeats the commands, the run not.
+    """
+    by_folder: dict[str, list[Run]] = {}
+    for run in log.runs:
+        by_folder.setdefault(os.path.dirname(run.path.rstrip("/")), []).append(run)  # noqa: PTH120 - or a URI
+    shown = []
+    for folder, runs in by_folder.items():
+        every = {path.parent.name for path in Path(folder).glob("*/run.json")}
+        if every == {Path(run.path).name for run in runs}:
+            shown.append(_relative(folder) or "LOG")
+        else:
+            shown += [_printed_path(run.path) for run in runs]
+    return list(dict.fromkeys(shown))
 
 
 def tail(path: str) -> str:
@@ -196,7 +215,12 @@ def _changed(evaluation: Evaluation) -> list[str]:
 def _printed_path(path: str) -> str:
     if "://" in path:
         return path
+    elsewhere = Path(path).name if Path(path).is_file() else f"LOG/{Path(path).name}"
+    return _relative(path) or elsewhere
+
+
+def _relative(path: str) -> str | None:
     try:
         return str(Path(path).absolute().relative_to(Path.cwd()))
     except ValueError:
-        return Path(path).name if Path(path).is_file() else f"LOG/{Path(path).name}"
+        return None

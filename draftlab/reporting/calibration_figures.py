@@ -312,6 +312,10 @@ def _spell_labels(table: pl.DataFrame) -> str:
     )
 
 
+def _count_labels(table: pl.DataFrame, column: str) -> str:
+    return format_number(table.filter(predictor=table["predictor"].first())[column].sum())
+
+
 def _spell_scores(table: pl.DataFrame) -> str:
     parts = []
     for predictor in table["predictor"].unique(maintain_order=True):
@@ -371,8 +375,8 @@ DRAWINGS = (
         "Scores by label",
         plot_scores,
         lambda table: (
-            f"n = {format_number(table['n_accepted'].sum())} accepted and "
-            f"{format_number(table['n_rejected'].sum())} rejected rows of all panels together; "
+            f"n = {_count_labels(table, 'n_accepted')} accepted and "
+            f"{_count_labels(table, 'n_rejected')} rejected rows in each panel; "
             "shares of each label, on a log-odds axis."
         ),
         _spell_scores,

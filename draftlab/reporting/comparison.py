@@ -25,7 +25,7 @@ def build_comparison(
     a: DraftLog, b: DraftLog, comparison: Comparison
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json for two logs, and its figures as SVG by id."""
-    commands = [_command(a, b)]
+    commands = [*dict.fromkeys(appendix.collected(a) + appendix.collected(b)), _command(a, b)]
     sections = [
         setup(comparison),
         predictors(comparison),
@@ -37,7 +37,7 @@ def build_comparison(
     svgs = blocks.take_svgs(sections)
     content = {
         "report": FORMAT_VERSION,
-        "title": "Two logs side by side",
+        "title": _title(a, b),
         "lede": "What differs between a and b, and how sure that is; every difference is a - b.",
         "facts": [*(_fact(name, log) for name, log in (("a", a), ("b", b)))],
         "date": max(date_of(a), date_of(b)),
@@ -49,6 +49,15 @@ def build_comparison(
         "sections": sections,
     }
     return blocks.strict(content), svgs
+
+
+def _title(a: DraftLog, b: DraftLog) -> str:
+    """Name what differs: the pairs, or the runs of one pair."""
+    pairs = [", ".join(dict.fromkeys(run.pair for run in log.runs)) for log in (a, b)]
+    if pairs[0] != pairs[1]:
+        return f"Side by side: {pairs[0]} and {pairs[1]}"
+    runs = [", ".join(run.name for run in log.runs) for log in (a, b)]
+    return f"Side by side: {pairs[0]}, {runs[0]} and {runs[1]}"
 
 
 def setup(comparison: Comparison) -> Block:

@@ -200,6 +200,11 @@ def _describe(cost: CostTable, K: int) -> str:
     """Say in words what the log's own steps say about trimming."""
     if _says_something(cost, K):
         return f"the log's own steps make a cost table ({cost.note}); it is simulated too"
+    if len(cost.verify.sizes) == 1:
+        return (
+            f"the log's own steps do not tell what a draft costs ({cost.note}); {MODEL_COST} is "
+            "simulated instead, a model"
+        )
     return (
         f"cost flat, nothing to gain on the log's own steps ({cost.note}): {_flat(cost, K)[-1]}; "
         f"{MODEL_COST} is simulated instead, a model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from draftlab.reporting import blocks
@@ -27,8 +28,8 @@ def render_markdown(content: dict[str, Any]) -> str:
     content : dict
         Of report.json, of one log or of a comparison.
     """
-    lines = [f"## {content['title']}", "", content["lede"], ""]
-    lines += [f"- {key}: {value}" for key, value in content["facts"]] + [""]
+    lines = [f"## {escape(content['title'])}", "", escape(content["lede"]), ""]
+    lines += [f"- {key}: {escape(value)}" for key, value in content["facts"]] + [""]
     for part in content["sections"]:
         lines += _section(part, 3)
     commands = "\n".join(content["commands"])
@@ -41,7 +42,7 @@ def _section(part: Block, level: int) -> Iterator[str]:
     shown = part["id"].rpartition("-")[2] in SHOWN
     if not shown and not inner:
         return
-    yield from (f"{'#' * level} {part['title']}", "")
+    yield from (f"{'#' * level} {escape(part['title'])}", "")
     if shown:
         for block in part["blocks"]:
             yield from _block(block)
@@ -50,15 +51,31 @@ def _section(part: Block, level: int) -> Iterator[str]:
 
 def _block(block: Block) -> Iterator[str]:
     if block["kind"] == "text":
-        yield from (block["text"], "")
+        yield from (escape(block["text"]), "")
     elif block["kind"] == "items":
-        yield from (f"- {item}" for item in block["items"])
+        yield from (f"- {escape(item)}" for item in block["items"])
         yield ""
     elif block["kind"] == "table" and not block["folded"]:
         shown = blocks.printed(block)
         titles = _titles(block)
-        rows = [row["cells"] for row in shown["rows"]]
-        yield from (block["caption"], "", to_markdown(titles, rows, shown["numeric"]), "")
+        rows = [[escape(cell) for cell in row["cells"]] for row in shown["rows"]]
+        yield from (escape(block["caption"]), "", to_markdown(titles, rows, shown["numeric"]), "")
+
+
+def escape(text: str) -> str:
+    r"""Return text that GitHub shows as it is: no tags, no emphasis, no link to its own issues.
+
+    Examples
+    --------
+    >>> print(escape("<b> *x* _y_ q_sampled, vLLM PR #52228"))
+    \<b> \*x\* \_y\_ q_sampled, vLLM PR vllm-project/vllm#52228
+    """
+    text = _MARKUP.sub(r"\\\g<0>", text)
+    return text.replace("vLLM PR #", "vLLM PR vllm-project/vllm#")
+
+
+_MARKUP = re.compile(r"[\\`*<]|(?<!\w)_|_(?!\w)")
+"""An underscore inside a word is no emphasis."""
 
 
 def _titles(block: Block) -> list[str]:

@@ -140,6 +140,8 @@ def write_report(content: dict[str, Any], svgs: dict[str, str], folder: Path, *,
     if pdf:
         make_pdf = functools.partial(write_pdf, content, svgs)
         forms.insert(0, lambda: replace_file(folder / "report.pdf", make_pdf))
+    else:
+        (folder / "report.pdf").unlink(missing_ok=True)  # it would be that of another report
     # side by side: Typst works without Python's lock
     run_threads(lambda write: write(), forms)
     return folder / "index.html"

@@ -137,6 +137,13 @@ _LEGEND_HANDLE, _LEGEND_LETTER = 0.57, 0.055
 """Inches that a column of a legend takes beside its names, and for each of their letters."""
 
 
+def _number_ids(text: str) -> str:
+    """Give markers and clips numbers as ids; matplotlib hashes what lies behind printed digits."""
+    ids = dict.fromkeys(re.findall(r'id="([mp][0-9a-f]{10})"', text))
+    short = {old: f"{old[0]}{i}" for i, old in enumerate(ids)}
+    return re.sub(r"(?<=[\"#])[mp][0-9a-f]{10}\b", lambda m: short.get(m[0], m[0]), text)
+
+
 def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """Return a figure as SVG to stand inside HTML.
 
@@ -162,6 +169,7 @@ def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"font-family: ?[^;\"]*;?|(font: [^;\"]*?) ?'DejaVu Sans'[^;\"]*", r"\1", text)
+    text = _number_ids(text)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text).replace("url(#", f"url(#{name}-")
     for color, variable in _VARIABLES.items():
