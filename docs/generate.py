@@ -1,8 +1,8 @@
-"""Parts of the documentation that are made from the code: a hook of mkdocs.
+"""Parts of the documentation that are made from the code, written into the pages in place.
 
-A line `<!-- generated: KIND ARGUMENT -->` in a page becomes what `KINDS` makes of it, so that no
-option, column or number is written by hand. After the build, pages that would load anything from
-another server are refused.
+What stands between `<!-- generated: KIND ARGUMENT -->` and `<!-- end -->` is what `KINDS` makes of
+it, so that no option, column or number is written by hand.
+Run: python docs/generate.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import typer.main
 
@@ -26,31 +26,65 @@ from draftlab.cli import app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
+    from types import ModuleType
 
     from draftlab.predictors.baselines import Predictor
     from draftlab.predictors.survival import SurvivalPredictor
 
-ROOT = Path(__file__).parent.parent
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 REPRODUCTION = ROOT / "reports" / "reproduction"
-MARK = re.compile(r"^<!-- generated: (\S+) ?(.*?) -->$", re.MULTILINE)
-WIDTH = 118
+MARK = re.compile(
+    r"^<!-- generated: (\S+) ?(.*?) -->\n((?:(?!<!--).*\n)*)<!-- end -->$", re.MULTILINE
+)
+"""Kind, argument and what stands there; a mark without its end is none."""
+WIDTH = 140
 RESULTS = {
     "evaluate": "draftlab.evaluation.Evaluation",
     "structure": "draftlab.structuring.Structure",
     "calibrate": "draftlab.calibrating.Calibration",
     "replay": "draftlab.replaying.Replay",
+    "replay-drift": "draftlab.drifting.Drift",
     "simulate": "draftlab.simulation.Simulation",
     "audit": "draftlab.auditing.Audit",
 }
-"""The result class of each command that writes tables."""
+"""The result class behind each folder of tables that a command writes."""
 
 
-def expand(markdown: str) -> str:
-    """Return a page with every mark replaced by what it names."""
-    return MARK.sub(lambda mark: KINDS[mark[1]](mark[2]).strip(), markdown)
+class Part(NamedTuple):
+    """A generated part of a page."""
+
+    kind: str
+    argument: str
+    text: str
+    """As it stands in the page."""
+
+    def make(self) -> str:
+        """Return the text as it should be."""
+        return f"\n{KINDS[self.kind](self.argument).strip()}\n\n"
+
+
+def parts(markdown: str) -> list[Part]:
+    return [Part(*found) for found in MARK.findall(markdown)]
+
+
+def fill(markdown: str) -> str:
+    """Return a page with every part made again."""
+
+    def made(mark: re.Match[str]) -> str:
+        first, *_ = mark[0].splitlines()
+        return f"{first}\n{Part(*mark.groups()).make()}<!-- end -->"
+
+    return MARK.sub(made, markdown)
+
+
+def main() -> None:
+    for page in sorted(DOCS.rglob("*.md")):
+        before = page.read_text(encoding="utf-8")
+        after = fill(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"wrote {page.relative_to(ROOT)}")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -107,24 +141,36 @@ def default_of(param: Any) -> str:
         return said[1]
     if param.required:
         return "must be given"
-    if param.default in (None, False, (), []) or callable(param.default):
+    if param.default is None or param.default is False or callable(param.default):
         return "off" if param.param_type_name == "option" and param.is_flag else "none"
     return "on" if param.default is True else f"`{param.default}`"
 
 
 def list_results(name: str) -> str:
     """Say what the tables of a command's result hold, from the docstrings of its class."""
-    module, _, cls = RESULTS[name].rpartition(".")
-    [node] = ast.parse(inspect.getsource(getattr(importlib.import_module(module), cls))).body
+    path, _, cls = RESULTS[name].rpartition(".")
+    module = importlib.import_module(path)
+    [node] = ast.parse(inspect.getsource(getattr(module, cls))).body
     assert isinstance(node, ast.ClassDef)
     found = []
     for field, doc in zip(node.body, node.body[1:], strict=False):
         if not isinstance(field, ast.AnnAssign) or "DataFrame" not in ast.unparse(field.annotation):
             continue
         assert isinstance(doc, ast.Expr)
-        text = inspect.cleandoc(ast.literal_eval(doc.value))
-        found.append(f"**`{ast.unparse(field.target)}`**: {' '.join(text.split())}\n")
+        text = " ".join(ast.literal_eval(doc.value).split())
+        found.append(f"**`{ast.unparse(field.target)}`**: {follow(text, module)}\n")
     return "\n".join(found)
+
+
+def follow(text: str, module: ModuleType) -> str:
+    """Put what a function returns in the place of a reference to it, as in `there.make_table`."""
+    reference = re.search(r"(?:[Ss]ee )?`[\w.]+\.(\w+)`", text)
+    function = getattr(module, reference[1], None) if reference else None
+    if reference is None or function is None:
+        return text
+    section = inspect.cleandoc(function.__doc__).partition("Returns\n-------\n")[2]
+    _, *columns = section.partition("\n\n")[0].split("\n")  # the first line is the type
+    return text.replace(reference[0], " ".join(" ".join(columns).split()).rstrip("."))
 
 
 @functools.cache
@@ -261,19 +307,13 @@ def list_published(_: str) -> str:
     return table(("table", "what it shows", "source"), rows)
 
 
-def pages_of_reproduction() -> list[Path]:
-    return sorted(REPRODUCTION.glob("*.md"))
-
-
 def show_verdicts(_: str) -> str:
-    """Return the verdict table, where `make reproduce` has written one, and links to the pages."""
-    pages = [path for path in pages_of_reproduction() if path.name != "verdicts.md"]
-    links = [f"- [{path.stem}](reproduction/{path.name})" for path in pages]
-    verdicts = REPRODUCTION / "verdicts.md"
-    if not verdicts.exists():
-        return "No verdicts are here yet: `make reproduce` writes them."
-    text = verdicts.read_text(encoding="utf-8").removeprefix("# Verdicts")
-    return "\n".join([text.strip(), "", "## The numbers behind them", "", *links])
+    """Return what `make reproduce` found, each item a link to its numbers."""
+    text = (REPRODUCTION / "verdicts.md").read_text(encoding="utf-8")
+    _, _, text = text.split("\n\n", 2)  # after the title and what the page says of itself
+    pages = "|".join(path.stem for path in REPRODUCTION.glob("*.md"))
+    link = r"| [\1](../reports/reproduction/\1.md) |"
+    return re.sub(rf"^\| ({pages}) \|", link, text, flags=re.MULTILINE)
 
 
 KINDS: dict[str, Callable[[str], str]] = {
@@ -297,41 +337,5 @@ KINDS: dict[str, Callable[[str], str]] = {
 """What a mark can name, and what makes it."""
 
 
-# ---------------------------------------------------------------- the hook
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of `make reproduce` to the site."""
-    from mkdocs.structure.files import File
-
-    for path in pages_of_reproduction():
-        text = path.read_text(encoding="utf-8")
-        files.append(File.generated(config, f"reproduction/{path.name}", content=text))
-    return files
-
-
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return expand(markdown)
-
-
-_LOADS = re.compile(
-    r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"'> ]*"
-    r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*"
-    r"\bhref=[\"']?(?:https?:)?//[^\"'> ]*"
-    r"|(?:url\(|@import )[\"']?(?:https?:)?//[^\"') ]*",
-    re.IGNORECASE,
-)
-
-
-def remote_loads(text: str) -> list[str]:
-    """Return what a page or style sheet would load from another server; links do not load."""
-    return _LOADS.findall(text)
-
-
-def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site that needs the network."""
-    site = Path(config.site_dir)
-    for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
-        loads = remote_loads(path.read_text(encoding="utf-8"))
-        if loads:
-            raise RuntimeError(f"{path.relative_to(site)} loads from the network: {loads[0]}")
+if __name__ == "__main__":
+    main()
