@@ -72,8 +72,9 @@ class Evaluation:
     high (95 % by group, paired), distinguishable (the interval leaves 0 out; null: no interval)."""
     coefficients: pl.DataFrame
     """One row per fit and position: run, pair, drafting, predictor, dataset, fold (null: fit on
-    all rows; otherwise without the rows of that fold), position, slope, intercept, n (training
-    rows at the position), status, ridge, iterations, log_likelihood (of the whole fit)."""
+    all rows; otherwise without the rows of that fold), position, slope, intercept, both with _low
+    and _high (95 % by group, of fits to all rows or all of a dataset), n (training rows at the
+    position), status, ridge, iterations, log_likelihood (of the whole fit)."""
     acceptance: pl.DataFrame
     """One row per dataset (null: all) and position, eligible rows: run, pair, drafting, dataset,
     position, n_proposed, n_admitted (sent and graded), n_observed, n_accepted,

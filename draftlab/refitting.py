@@ -15,6 +15,7 @@ from draftlab.predictors.logistic import (
     fit_logistic_folds,
     fit_own_slopes,
 )
+from draftlab.predictors.uncertainty import HalfWidths, coefficient_intervals
 
 if TYPE_CHECKING:
     from draftlab.metrics import FloatArray, IntArray
@@ -27,7 +28,11 @@ _SCHEMA = {
     "fold": pl.Int16,
     "position": pl.Int16,
     "slope": pl.Float64,
+    "slope_low": pl.Float64,
+    "slope_high": pl.Float64,
     "intercept": pl.Float64,
+    "intercept_low": pl.Float64,
+    "intercept_high": pl.Float64,
     "n": pl.Int64,
     "status": pl.String,
     "ridge": pl.Float64,
@@ -54,7 +59,8 @@ def refit(
     slopes, intercepts : (F, K) float64
         What predicts the rows of each fold; 1 and 0 where nothing is fitted.
     tables : list of polars.DataFrame
-        Coefficients of every fit, one row per position.
+        Coefficients of every fit, one row per position; with 95 % by group where all rows, or
+        all of a dataset, are fitted to a feature.
     """
     shape = (rows.num_folds, rows.num_positions)
     if predictor.fit is None:
@@ -71,11 +77,25 @@ def refit(
     # the fit on all rows is a good start for the others
     part = partial(logistic, start=full) if is_logistic else predictor.fit
 
-    tables = [_table(predictor.name, None, None, full)]
+    def spread(rows_of: slice | IntArray, one: Fit) -> HalfWidths | None:
+        if not is_logistic:
+            return None
+        return coefficient_intervals(
+            one,
+            feature[rows_of],
+            rows.position[rows_of],
+            rows.accepted[rows_of],
+            rows.group[rows_of],
+            own_slopes=own_slopes,
+        )
+
+    every = slice(None)
+    tables = [_table(predictor.name, None, None, full, spread(every, full))]
     for code, dataset in enumerate(rows.datasets):
         index = np.flatnonzero(rows.dataset == code)
         if len(index):
-            tables.append(_table(predictor.name, dataset, None, fit(index, part)))
+            one = fit(index, part)
+            tables.append(_table(predictor.name, dataset, None, one, spread(index, one)))
     fits = [full]
     if rows.num_folds > 1:
         data = (feature, rows.position, rows.accepted, rows.num_positions)
@@ -105,8 +125,15 @@ def fit_notes(coefficients: pl.DataFrame) -> list[str]:
     ]
 
 
-def _table(predictor: str, dataset: str | None, fold: int | None, fit: Fit) -> pl.DataFrame:
+def _table(
+    predictor: str,
+    dataset: str | None,
+    fold: int | None,
+    fit: Fit,
+    spread: HalfWidths | None = None,
+) -> pl.DataFrame:
     K = len(fit.intercepts)
+    slopes, intercepts = spread or (np.full(K, np.nan), np.full(K, np.nan))
     return pl.DataFrame(
         {
             "predictor": [predictor] * K,
@@ -114,7 +141,11 @@ def _table(predictor: str, dataset: str | None, fold: int | None, fit: Fit) -> p
             "fold": [fold] * K,
             "position": range(K),
             "slope": fit.slopes,
+            "slope_low": fit.slopes - slopes,
+            "slope_high": fit.slopes + slopes,
             "intercept": fit.intercepts,
+            "intercept_low": fit.intercepts - intercepts,
+            "intercept_high": fit.intercepts + intercepts,
             "n": fit.counts,
             "status": [fit.status] * K,
             "ridge": [fit.ridge] * K,

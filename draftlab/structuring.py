@@ -36,6 +36,7 @@ from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.predictors.several import SeveralFit, fit_several
+from draftlab.predictors.uncertainty import coefficient_intervals
 from draftlab.refitting import refit
 from draftlab.stationarity import drift_table
 from draftlab.threads import run_threads
@@ -71,8 +72,8 @@ class Structure:
 
     workloads: pl.DataFrame
     """T4, `logit_qmax` fitted on each dataset alone: dataset, n, n_groups, acceptance,
-    mean_entropy (nats, of graded rows), slope, intercept_0, intercept_mean (over positions with
-    rows), status."""
+    mean_entropy (nats, of graded rows), slope, intercept_0 (both with _low and _high, 95 % by
+    group), intercept_mean (over positions with rows), status."""
     workload_correlations: pl.DataFrame
     """coefficient (acceptance, slope, intercept_0, intercept_mean), r (Pearson, with the mean
     entropy of the datasets; NaN under three), n_datasets."""
@@ -279,6 +280,9 @@ def _workloads(ready: Prepared, full: Fit) -> pl.DataFrame:
             rows.num_positions,
             start=full,
         )
+        of_slopes, of_intercepts = coefficient_intervals(
+            fit, feature[here], rows.position[here], rows.accepted[here], rows.group[here]
+        )
         mean = None if entropy is None else entropy[here].mean()
         tables.append(
             {
@@ -287,13 +291,21 @@ def _workloads(ready: Prepared, full: Fit) -> pl.DataFrame:
                 "n_groups": len(np.unique(rows.group[here])),
                 "acceptance": float(rows.accepted[here].mean()),
                 "mean_entropy": float("nan") if mean is None else float(str(mean)),
-                "slope": fit.slope,
-                "intercept_0": float(fit.intercepts[0]),
+                **_with_ends("slope", fit.slope, of_slopes[0]),
+                **_with_ends("intercept_0", fit.intercepts[0], of_intercepts[0]),
                 "intercept_mean": float(np.nanmean(fit.intercepts)),
                 "status": fit.status,
             }
         )
     return pl.DataFrame(tables)
+
+
+def _with_ends(name: str, value: float, half: float) -> dict[str, float]:
+    return {
+        name: float(value),
+        f"{name}_low": float(value - half),
+        f"{name}_high": float(value + half),
+    }
 
 
 def _correlations(workloads: pl.DataFrame) -> pl.DataFrame:

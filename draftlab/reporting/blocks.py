@@ -47,8 +47,6 @@ TITLES = {
     "mean_prediction": "predicted",
     "mean_entropy": "H(q), nats",
     "intercept_0": "own b0",
-    "slope_low": "least",
-    "slope_high": "largest",
     "slope_sd": "sd of slope",
     "intercept_0_sd": "sd of b0",
     "acceptance_length": "acceptance length",
@@ -169,10 +167,10 @@ def all_columns(frame: pl.DataFrame) -> list[Column]:
     for name in frame.columns:
         base = name.removesuffix("_low").removesuffix("_high")
         with_ends = {f"{base}_low", f"{base}_high"} <= names
-        if name in hidden or (base != name and base in names and with_ends and base != "slope"):
+        if name in hidden or (base != name and base in names and with_ends):
             continue
         ends = (f"{name}_low", f"{name}_high") if {f"{name}_low", f"{name}_high"} <= names else None
-        low, high = ends if ends and name != "slope" else (None, None)
+        low, high = ends or (None, None)
         found.append(Column(name, title_of(name), low=low, high=high))
     return found
 

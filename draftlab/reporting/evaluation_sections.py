@@ -325,6 +325,23 @@ def _named(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(name=pl.Series(names, dtype=pl.String))
 
 
+def _with_half(key: str, title: str, digits: int = 4) -> Column:
+    return Column(key, title, digits, f"{key}_low", f"{key}_high", half=True)
+
+
+_WORKLOADS = [
+    Column("dataset", "workload"),
+    Column("n", "n"),
+    Column("n_groups", "prompts"),
+    Column("rate", "acceptance"),
+    Column("mean_entropy", "H(q), nats"),
+    _with_half("slope", "own slope"),
+    _with_half("intercept_0", "own b0"),
+    *(Column(metric, title) for metric, title in
+      (("auc", "AUC"), ("log_loss", "log-loss"), ("ece", "ECE"))),
+]  # fmt: skip
+
+
 def acceptance(evaluation: Evaluation, cell: Cell, name: str) -> Block:
     """Return acceptance and survival by position and workload, and the coefficients."""
     parts: list[Block] = []
@@ -334,13 +351,19 @@ def acceptance(evaluation: Evaluation, cell: Cell, name: str) -> Block:
         f"{name}-workloads",
         tables.workload_table(evaluation, cell),
         f"Per workload: acceptance, the slope and first intercept of {label(ADOPTED).name} fitted "
-        "to it alone, and how the common fit did on it.",
+        "to it alone (± is 95 % by prompt), and how the common fit did on it.",
+        _WORKLOADS,
     )
     parts += blocks.table(
         f"{name}-coefficients",
         tables.coefficient_table(evaluation, cell),
-        "Fits on all rows of this cell: logit p = slope × feature + b_k. Least and largest slope "
-        "over the folds.",
+        "Fits on all rows of this cell: logit p = slope × feature + b_k; ± is 95 % by prompt.",
+        [
+            Column("name", "predictor"),
+            _with_half("slope", "slope"),
+            *(_with_half(f"b_{k}", f"b{k}", 3) for k in range(cell.num_speculative_tokens)),
+            Column("status", "fit"),
+        ],
     )
     parts += blocks.table(
         f"{name}-exclusions",

@@ -159,7 +159,8 @@ def _raw_bias(metrics: pl.DataFrame) -> _Row | None:
 
 def _intercept_follows_entropy(evaluation: Evaluation, cell: Cell) -> _Row | None:
     """Over workloads, the intercept moves with the draft entropy more than the slope does."""
-    table = workload_table(evaluation, cell).drop_nulls().drop_nans()
+    columns = ("mean_entropy", "slope", "intercept_0")
+    table = workload_table(evaluation, cell).select(columns).drop_nulls().drop_nans()
     if len(table) < _MIN_WORKLOADS:
         return None
     theirs = {k: float(v["r"] or 0) for k, v in PUBLISHED["T4_correlation"].records().items()}

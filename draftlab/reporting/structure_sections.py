@@ -26,7 +26,10 @@ def workloads(structure: Structure, cell: Cell, name: str) -> Block | None:
     published = [theirs.get(key) for key in correlations["coefficient"]]
     parts = [
         *blocks.table(
-            f"{name}-table", rows, "Workloads of this pair, each fitted alone (T4 form).", _WORKLOAD
+            f"{name}-table",
+            rows,
+            "Workloads of this pair, each fitted alone (T4 form); ± is 95 % by prompt.",
+            _WORKLOAD,
         ),
         *blocks.table(
             f"{name}-published",
@@ -66,8 +69,8 @@ _WORKLOAD = [
     Column("n_groups", "prompts"),
     Column("acceptance", "acceptance"),
     Column("mean_entropy", "H(q), nats"),
-    Column("slope", "slope"),
-    Column("intercept_0", "b0"),
+    Column("slope", "slope", 4, "slope_low", "slope_high", half=True),
+    Column("intercept_0", "b0", 4, "intercept_0_low", "intercept_0_high", half=True),
     Column("intercept_mean", "mean b"),
     Column("status", "fit"),
 ]

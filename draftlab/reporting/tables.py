@@ -206,6 +206,11 @@ def by_position(
     )
 
 
+_OWN_FIT = tuple(
+    f"{name}{end}" for name in ("slope", "intercept_0") for end in ("", "_low", "_high")
+)
+
+
 def workload_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     """Return one row per dataset: what was accepted, and how the adopted feature did.
 
@@ -213,57 +218,49 @@ def workload_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
     -------
     DataFrame
         dataset, n, n_groups, rate (conditional acceptance), mean_entropy (nats), slope and
-        intercept_0 of the adopted feature fitted to this dataset alone, its auc, log_loss and
-        ece under the common fit.
+        intercept_0 of the adopted feature fitted to this dataset alone, both with _low and _high
+        (95 % by prompt), its auc, log_loss and ece under the common fit.
     """
     rows = of_cell(evaluation.metrics, cell).filter(scope="dataset", view="conditional")
     adopted = rows.filter(predictor=ADOPTED).select(
         "dataset", "n", "n_groups", (pl.col("n_accepted") / pl.col("n")).alias("rate"), *METRICS
     )
-    alone = of_cell(evaluation.coefficients, cell).filter(
-        pl.col("dataset").is_not_null(), predictor=ADOPTED, position=0
+    alone = (
+        of_cell(evaluation.coefficients, cell)
+        .filter(pl.col("dataset").is_not_null(), predictor=ADOPTED, position=0)
+        .rename({f"intercept{end}": f"intercept_0{end}" for end in ("", "_low", "_high")})
     )
     return (
         adopted.join(_mean_entropy(evaluation, cell), on="dataset", how="left")
-        .join(alone.select("dataset", "slope", intercept_0="intercept"), on="dataset", how="left")
+        .join(alone.select("dataset", *_OWN_FIT), on="dataset", how="left")
         .sort("rate", "dataset", descending=[True, False])
-        .select(
-            "dataset", "n", "n_groups", "rate", "mean_entropy", "slope", "intercept_0", *METRICS
-        )
+        .select("dataset", "n", "n_groups", "rate", "mean_entropy", *_OWN_FIT, *METRICS)
     )
 
 
 def coefficient_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
-    """Return one row per fitted feature: the fit on all rows, with the spread over folds.
+    """Return one row per fitted feature: the fit on all rows.
 
     Returns
     -------
     DataFrame
-        predictor, name, slope, slope_low and slope_high (least and largest over the folds),
-        one intercept column ``b_k`` per position, status.
+        predictor, name, slope, slope_low and slope_high (95 % by prompt), one intercept column
+        ``b_k`` per position, each with _low and _high, status.
     """
     rows = of_cell(evaluation.coefficients, cell).filter(pl.col("dataset").is_null())
     shown = [*_PUBLISHED_LABELS, *own_predictors(evaluation)]
     rows = rows.filter(pl.col("predictor").is_in(shown))
     full = rows.filter(pl.col("fold").is_null())
-    spread = (
-        rows.filter(pl.col("fold").is_not_null())
-        .group_by("predictor")
-        .agg(slope_low=pl.col("slope").min(), slope_high=pl.col("slope").max())
-    )
     intercepts = [
-        pl.col("intercept").filter(pl.col("position") == k).first().alias(f"b_{k}")
+        pl.col(f"intercept{end}").filter(pl.col("position") == k).first().alias(f"b_{k}{end}")
         for k in range(cell.num_speculative_tokens)
+        for end in ("", "_low", "_high")
     ]
     table = full.group_by("predictor", maintain_order=True).agg(
-        pl.col("slope").first(), *intercepts, pl.col("status").first()
+        pl.col("slope", "slope_low", "slope_high").first(), *intercepts, pl.col("status").first()
     )
     names = pl.Series([label(name).name for name in table["predictor"]], dtype=pl.String)
-    return (
-        table.with_columns(name=names)
-        .join(spread, on="predictor", how="left", maintain_order="left")
-        .select("predictor", "name", "slope", "slope_low", "slope_high", "^b_\\d+$", "status")
-    )
+    return table.select("predictor", names.alias("name"), pl.exclude("predictor"))
 
 
 def markdown_table(frame: pl.DataFrame, digits: int = 4) -> str:

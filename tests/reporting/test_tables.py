@@ -96,13 +96,13 @@ def test_coefficients_are_of_the_fit_on_all_rows(
     fits = evaluation.coefficients.filter(
         pl.col("dataset").is_null(), run="plain", predictor="logit_qmax"
     )
-    full, folds = fits.filter(pl.col("fold").is_null()), fits.filter(pl.col("fold") >= 0)
+    full = fits.filter(pl.col("fold").is_null())
     assert row["slope"][0] == full["slope"][0]
     assert [row[f"b_{k}"][0] for k in range(5)] == full["intercept"].to_list()
-    assert (row["slope_low"][0], row["slope_high"][0]) == (
-        folds["slope"].min(),
-        folds["slope"].max(),
-    )
+    for end in ("low", "high"):
+        assert row[f"slope_{end}"][0] == full[f"slope_{end}"][0]
+        ends = [row[f"b_{k}_{end}"][0] for k in range(5)]
+        assert ends == full[f"intercept_{end}"].to_list()
 
 
 @pytest.mark.parametrize(

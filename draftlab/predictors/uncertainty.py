@@ -1,0 +1,101 @@
+"""Intervals of fitted coefficients by group: rows of one prompt do not count as many witnesses.
+
+The sandwich estimator of White (1982) with scores summed over the rows of a group (Liang and
+Zeger 1986), on the arrowhead of one slope and K intercepts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from draftlab.intervals import half_width
+from draftlab.metrics import divide, sum_by
+
+if TYPE_CHECKING:
+    from draftlab.metrics import BoolArray, FloatArray, IntArray
+    from draftlab.predictors.logistic import Fit, Positions
+
+
+class HalfWidths(NamedTuple):
+    """Half the 95 % interval of each coefficient, (K,) float64; NaN where there is none."""
+
+    slopes: FloatArray
+    intercepts: FloatArray
+
+
+def coefficient_intervals(
+    fit: Fit,
+    feature: FloatArray,
+    position: Positions,
+    accepted: BoolArray,
+    group: IntArray,
+    *,
+    own_slopes: bool = False,
+) -> HalfWidths:
+    """Return half the 95 % intervals of a fit, by group, with the t quantile of G - 1.
+
+    Parameters
+    ----------
+    fit : Fit
+        By maximum likelihood, of these rows.
+    feature, position, accepted : (n,) float64, int, bool
+        As in `fit_logistic`.
+    group : (n,) int
+        Codes of (run, group), from 0.
+    own_slopes : bool
+        The fit is that of `fit_own_slopes`.
+
+    Returns
+    -------
+    HalfWidths
+        All NaN unless the fit converged and there are two groups; a position without rows has
+        NaN, and under ``own_slopes`` so does one with rows of one group only.
+
+    Examples
+    --------
+    >>> from draftlab.predictors.logistic import fit_logistic
+    >>> rng = np.random.default_rng(0)
+    >>> x, k, group = rng.normal(size=9000), rng.integers(0, 2, 9000), np.arange(9000) // 30
+    >>> y = rng.random(9000) < expit(0.5 * x)
+    >>> fit = fit_logistic(x, k, y, 2)
+    >>> coefficient_intervals(fit, x, k, y, group).slopes.round(3).tolist()
+    [0.044, 0.044]
+    """
+    K = len(fit.intercepts)
+    if fit.status != "converged":
+        return HalfWidths(np.full(K, np.nan), np.full(K, np.nan))
+    num_groups = int(group.max()) + 1
+    prob = expit(fit.log_odds(feature, position))
+    weight = prob * (1 - prob)
+    square, cross, size = (
+        sum_by(position, values, K) for values in (weight * feature**2, weight * feature, weight)
+    )
+    code = group.astype(np.int64) * K + position
+    of_rate, of_feature = (
+        sum_by(code, values, num_groups * K).reshape(num_groups, K)
+        for values in (accepted - prob, (accepted - prob) * feature)
+    )
+    mean = np.nan_to_num(divide(cross, size))
+    alone = of_feature - mean * of_rate
+    information = square - mean * cross
+    if own_slopes:
+        of_slope = divide(alone, information)
+    else:
+        # one slope for all positions
+        of_slope = np.repeat(divide(alone.sum(axis=1, keepdims=True), information.sum()), K, axis=1)
+    of_intercept = divide(of_rate - cross * of_slope, size)
+    seen = np.bincount(code, minlength=num_groups * K).reshape(num_groups, K) > 0
+    everywhere = np.broadcast_to(seen.any(axis=1, keepdims=True), seen.shape)
+    return HalfWidths(
+        _half_widths(of_slope, seen if own_slopes else everywhere, fit.counts),
+        _half_widths(of_intercept, seen if own_slopes else everywhere, fit.counts),
+    )
+
+
+def _half_widths(influence: FloatArray, counted: BoolArray, counts: IntArray) -> FloatArray:
+    group, entry = np.nonzero(counted)
+    found = half_width(influence[group, entry], entry, len(counts))
+    return np.where(counts > 0, found, np.nan)
