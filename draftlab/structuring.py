@@ -36,7 +36,7 @@ from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.predictors.several import SeveralFit, fit_several
-from draftlab.predictors.uncertainty import coefficient_intervals
+from draftlab.predictors.uncertainty import coefficient_intervals, standard_errors
 from draftlab.refitting import refit
 from draftlab.stationarity import drift_table
 from draftlab.threads import run_threads
@@ -79,8 +79,9 @@ class Structure:
     entropy of the datasets; NaN under three), n_datasets."""
     pairs: pl.DataFrame
     """T5: num_positions, n, refits (blocks of steps, each fitted alone), slope (of all rows),
-    slope_mean, slope_sd, intercept_0, intercept_0_mean, intercept_0_sd, intercept_mean,
-    intercept_mean_sd, refit_kind."""
+    slope_mean, slope_sd, slope_se (what sampling alone gives a block: root mean square of the
+    blocks' standard errors by group), intercept_0 with the same, intercept_mean, its _mean and
+    _sd, refit_kind."""
     slopes: pl.DataFrame
     """Shared slope against one per position, cross-fitted: scope, position, metric, shared, own,
     cost (own is better by so much: positive is worse for shared), cost_low, cost_high,
@@ -106,7 +107,7 @@ class Structure:
     position, n_rejected, n_groups, second_rate, second_rate_low, second_rate_high. Empty
     without `target_rank_in_q`."""
     drift: pl.DataFrame
-    """Later against earlier half of the steps at equal features: see `drift.drift_table`."""
+    """Later against earlier half of the steps at equal features: see `stationarity.drift_table`."""
     notes: list[str]
     settings: dict[str, Any]
     provenance: dict[str, Any]
@@ -325,20 +326,7 @@ def _correlations(workloads: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pairs(ready: Prepared, full: Fit, order: FloatArray, blocks: int) -> pl.DataFrame:
-    rows, feature = ready.rows, ready.features[ADOPTED]
-    fits = []
-    for block in range(blocks):
-        here = np.flatnonzero((order * blocks).astype(np.int64) == block)
-        if len(here):
-            fits.append(
-                fit_logistic(
-                    feature[here],
-                    rows.position[here],
-                    rows.accepted[here],
-                    rows.num_positions,
-                    start=full,
-                )
-            )
+    fits, errors = _block_fits(ready, full, (order * blocks).astype(np.int64), blocks)
     proper = [fit for fit in fits if fit.status == "converged"]
     spread = {
         "slope": np.array([fit.slope for fit in proper]),
@@ -347,7 +335,7 @@ def _pairs(ready: Prepared, full: Fit, order: FloatArray, blocks: int) -> pl.Dat
     }
     whole = (full.slope, float(full.intercepts[0]), float(np.nanmean(full.intercepts)))
     row: dict[str, Any] = {
-        "num_positions": rows.num_positions,
+        "num_positions": full.counts.size,
         "n": full.n,
         "refits": len(proper),
         "refits_separable": len(fits) - len(proper),
@@ -356,8 +344,28 @@ def _pairs(ready: Prepared, full: Fit, order: FloatArray, blocks: int) -> pl.Dat
         row[name] = value
         row[f"{name}_mean"] = float(values.mean()) if len(values) else float("nan")
         row[f"{name}_sd"] = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+        if name in errors:
+            row[f"{name}_se"] = errors[name]
     row["refit_kind"] = f"{blocks} blocks of steps, each fitted alone"
     return pl.DataFrame([row])
+
+
+def _block_fits(
+    ready: Prepared, full: Fit, block: IntArray, blocks: int
+) -> tuple[list[Fit], dict[str, float]]:
+    """Return the fit of each block of steps, and the root mean square of their standard errors."""
+    rows, feature = ready.rows, ready.features[ADOPTED]
+    fits, errors = [], []
+    for code in range(blocks):
+        here = np.flatnonzero(block == code)
+        if len(here) == 0:
+            continue
+        data = feature[here], rows.position[here], rows.accepted[here]
+        fits.append(fit_logistic(*data, rows.num_positions, start=full))
+        if fits[-1].status == "converged":
+            errors.append(standard_errors(fits[-1], *data, rows.group[here]))
+    squares = np.square(errors).mean(axis=0) if errors else np.full(2, np.nan)
+    return fits, dict(zip(("slope", "intercept_0"), np.sqrt(squares).tolist(), strict=True))
 
 
 def _slope_grades(ready: Prepared) -> dict[str, Grade]:

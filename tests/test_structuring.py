@@ -77,6 +77,9 @@ def test_the_spread_of_pairs_is_over_blocks_of_steps(run: Path, found: Structure
     assert row["slope_mean"] == pytest.approx(np.mean(slopes), abs=1e-6)
     assert row["slope_sd"] == pytest.approx(np.std(slopes, ddof=1), abs=1e-6)
     assert row["slope"] == pytest.approx(0.5, abs=0.1)
+    # the log is stationary: what spreads is sampling alone
+    assert row["slope_sd"] == pytest.approx(row["slope_se"], rel=0.7)
+    assert row["intercept_0_sd"] == pytest.approx(row["intercept_0_se"], rel=0.7)
 
 
 def test_a_shared_slope_costs_nothing_where_it_is_true(found: Structure) -> None:

@@ -144,7 +144,7 @@ def new_console() -> Console:
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 120))
+    return console if console.is_terminal else Console(width=max(console.width, 160))
 
 
 def say(text: str, *, quiet: bool) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, stdtrit
 
-from draftlab.intervals import half_width
+from draftlab.intervals import LEVEL, half_width
 from draftlab.metrics import divide, sum_by
 
 if TYPE_CHECKING:
@@ -24,6 +24,25 @@ class HalfWidths(NamedTuple):
 
     slopes: FloatArray
     intercepts: FloatArray
+
+
+def standard_errors(
+    fit: Fit, feature: FloatArray, position: Positions, accepted: BoolArray, group: IntArray
+) -> tuple[float, float]:
+    """Return the standard errors of the shared slope and of the first intercept, by group.
+
+    Examples
+    --------
+    >>> from draftlab.predictors.logistic import fit_logistic
+    >>> x, k, group = np.tile([-1.0, 0.5, 1.0, 2.0], 50), np.zeros(200, np.int64), np.arange(200)
+    >>> y = group % 3 > 0
+    >>> fit = fit_logistic(x, k, y, 1)
+    >>> [round(error, 2) for error in standard_errors(fit, x, k, y, group)]
+    [0.14, 0.17]
+    """
+    halves = coefficient_intervals(fit, feature, position, accepted, group)
+    quantile = float(stdtrit(max(len(np.unique(group)) - 1, 1), (1 + LEVEL) / 2))
+    return float(halves.slopes[0]) / quantile, float(halves.intercepts[0]) / quantile
 
 
 def coefficient_intervals(

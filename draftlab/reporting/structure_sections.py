@@ -87,8 +87,8 @@ def stability(structure: Structure, cell: Cell, name: str) -> Block:
         *blocks.table(
             f"{name}-pairs",
             pairs,
-            "Slope and intercept of this pair (T5 form); the spread, sampling error of so few rows "
-            "included, is over refits: "
+            "Slope and intercept of this pair (T5 form); sd is over refits, se what sampling alone "
+            "would give one of them, by prompt: "
             f"{pairs['refit_kind'][0] if len(pairs) else ''}.",
             _PAIR,
         ),
@@ -137,8 +137,10 @@ _PAIR = [
     Column("n", "n"),
     Column("slope", "slope"),
     Column("slope_sd", "sd of slope"),
+    Column("slope_se", "se"),
     Column("intercept_0", "b0"),
     Column("intercept_0_sd", "sd of b0"),
+    Column("intercept_0_se", "se"),
     Column("intercept_mean", "mean b"),
     Column("intercept_mean_sd", "sd of mean b"),
 ]
