@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import warnings
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 import polars as pl
 import pytest
+from matplotlib.text import Text
 
-from draftlab.reporting import calibration_figures, figures
-from draftlab.reporting.style import to_svg
+from draftlab.evaluation import evaluate
+from draftlab.log.reader import open_log
+from draftlab.reporting import calibration_figures, figures, structure_figures
+from draftlab.reporting.style import STYLE, new_axes, to_svg
+from draftlab.reporting.tables import cells as cells_of
+from draftlab.structuring import structure
+from draftlab.synth import synth_log
+from tests.reporting.conftest import HOSTILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
     from draftlab.evaluation import Evaluation
     from draftlab.reporting.style import Drawing
     from draftlab.reporting.tables import Cell
+    from draftlab.structuring import Structure
 
+Study = TypeVar("Study", "Evaluation", "Structure")
 
 DRAWINGS = (*figures.DRAWINGS, *calibration_figures.DRAWINGS, calibration_figures.LENGTHS)
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
@@ -118,3 +135,193 @@ def test_nothing_here_loads_pyplot() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+ORDINARY = (
+    "gsm8k", "humaneval", "livecodebench", "longbench-v2", "swe-bench", "sharegpt", "mt-bench",
+    "speed-bench-2k-low-entropy",
+)  # fmt: skip
+NAMES: dict[str, Callable[[int], str]] = {
+    "short": lambda i: f"w{i}",
+    "ordinary": lambda i: ORDINARY[i % 8] + ("" if i < 8 else f"-{i // 8}"),
+    "long": lambda i: f"workload-with-a-very-long-name-{i:02d}",
+    "long tail": lambda i: f"workload-with-{ORDINARY[i % 8]}{i // 8}-and-a-tail-of-2k",
+    "hostile": lambda i: f"{HOSTILE} {i}",
+}
+
+
+@pytest.fixture(scope="module", params=[2, 5, 8, 14, 25])
+def workloads(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Evaluation, Structure]:
+    """Evaluate a log of so many workloads; they are named w0, w1 and so on."""
+    shifts = np.random.default_rng(request.param).normal(0, 0.6, request.param)
+    folder = tmp_path_factory.mktemp("workloads")
+    synth_log(
+        folder, num_requests=max(40, 4 * request.param), steps_per_request=12,
+        datasets={f"w{i}": float(shift) for i, shift in enumerate(shifts)},
+    )  # fmt: skip
+    log = open_log(folder)
+    return evaluate(log, predictors=["logit_qmax"]), structure(log, achievable=False)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("plot", ["workloads", "transfer", "correlation"])
+def test_texts_of_many_workloads_are_apart(
+    plot: str, kind: str, workloads: tuple[Evaluation, Structure]
+) -> None:
+    evaluation, found = rename(workloads[0], NAMES[kind]), rename(workloads[1], NAMES[kind])
+    cell = cells_of(evaluation)[0]
+    draw: dict[str, Callable[[], tuple[Figure, pl.DataFrame]]] = {
+        "workloads": lambda: figures.plot_workloads(evaluation, cell),
+        "transfer": lambda: structure_figures.plot_transfer(found, cell),
+        "correlation": lambda: structure_figures.plot_correlation(found, cell),
+    }
+    figure, table = draw[plot]()
+    check_texts(figure)
+    if plot == "correlation":
+        for axes in figure.axes:
+            check_labels(axes, len(table))
+    else:
+        axes = figure.axes[0]
+        rows = [tick.get_text() for tick in axes.get_yticklabels()]
+        assert len(set(rows)) == len(rows) == table[table.columns[0]].n_unique()
+
+
+@pytest.mark.parametrize("num_positions", [1, 8, 16, 24])
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_texts_of_many_positions_are_apart(num_positions: int, count: int) -> None:
+    rates = np.linspace(1, 0, count * num_positions).reshape(count, num_positions)
+    tiles = [figures.Tile(k, row, float(rates[row, k])) for row, k in np.ndindex(rates.shape)]
+    names = [f"workload-{i}" for i in range(count)]
+    check_texts(draw_map(tiles, names, [str(k) for k in range(num_positions)]))
+
+
+@pytest.mark.parametrize("count", [40, 70])
+def test_map_of_ever_so_many_workloads_stays_on_a_page(count: int) -> None:
+    tiles = [figures.Tile(x, y, abs(x - y) / count) for x, y in np.ndindex(count, count)]
+    names = [f"workload-{i}" for i in range(count)]
+    figure = draw_map(tiles, names, names)
+    check_texts(figure)
+    assert figure.get_figheight() < 8
+
+
+def test_numbers_are_left_out_where_a_scale_stands() -> None:
+    for count, written in ((5, True), (25, False)):
+        tiles = [figures.Tile(x, y, -1.5) for x, y in np.ndindex(count, count)]
+        names = [f"w{i}" for i in range(count)]
+        figure = draw_map(tiles, names, names)
+        assert bool(figure.axes[0].texts) == written
+        assert bool(figure.legends) != written
+
+
+def test_points_at_one_place_are_numbered(workloads: tuple[Evaluation, Structure]) -> None:
+    found = workloads[1]
+    cell = cells_of(workloads[0])[0]
+    columns = ("mean_entropy", "slope", "intercept_0")
+    rows = found.workloads.with_columns(pl.lit(1.0).alias(name) for name in columns)
+    figure, _ = structure_figures.plot_correlation(replace(found, workloads=rows), cell)
+    check_texts(figure)
+
+
+def test_too_many_points_have_no_labels(workloads: tuple[Evaluation, Structure]) -> None:
+    found = workloads[1]
+    rows = pl.concat([found.workloads] * 25)
+    figure, table = structure_figures.plot_correlation(
+        replace(found, workloads=rows), cells_of(workloads[0])[0]
+    )
+    assert len(table) >= 50
+    assert not any(axes.texts for axes in figure.axes)
+    check_texts(figure)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("limit", [12, 24])
+def test_short_names_stay_distinct(kind: str, limit: int) -> None:
+    names = [NAMES[kind](i) for i in range(25)]
+    short = figures.shorten_all(names, limit)
+    assert len(set(short)) == 25
+    assert max(map(len, short)) <= limit
+    assert all(new == old for new, old in zip(short, names, strict=True) if len(old) <= limit)
+
+
+def test_names_that_nothing_short_tells_apart_are_numbered() -> None:
+    names = [f"{'a' * i}{'b' * 40}{'a' * (30 - i)}" for i in range(10, 20)]
+    assert len(set(figures.shorten_all(names, 12))) == 10
+
+
+def rename(study: Study, name: Callable[[int], str]) -> Study:
+    """Return a study with other names of workloads."""
+    names = {f"w{i}": name(i) for i in range(25)}
+    columns = ("dataset", "trained_on", "graded_on")
+    found: dict[str, Any] = {
+        key: table.with_columns(pl.col(c).replace(names) for c in columns if c in table.columns)
+        for key, table in vars(study).items()
+        if isinstance(table, pl.DataFrame)
+    }
+    return replace(study, **found)
+
+
+def draw_map(tiles: list[figures.Tile], rows: list[str], columns: list[str]) -> Figure:
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        figure, axes = new_axes(4.0)
+        forms = [figures.Form(9, 3), figures.Form(8, 0, 100, ", tiles in %")]
+        shading = figures.Shading("sky", 1.0, "share")
+        figures.fill_heat_map(figure, axes, tiles, rows, columns, shading, forms)
+    return figure
+
+
+def check_texts(figure: Figure) -> None:
+    """Check that texts can be read: none covers another, leaves the figure or is too small."""
+    figure.set_dpi(72)  # as in SVG
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.draw_without_rendering()
+        boxes = [(text.get_text(), extent(text)) for text in printed_texts(figure)]
+    assert all(float(text.get_fontsize()) >= 8 for text in printed_texts(figure))
+    width, height = figure.bbox.size
+    for text, box in boxes:
+        assert box.x0 > -0.5, text
+        assert box.y0 > -0.5, text
+        assert box.x1 < width + 0.5, text
+        assert box.y1 < height + 0.5, text
+    for (one, box), (other, beside) in itertools.combinations(boxes, 2):
+        assert not overlaps(box, beside), (one, other)
+
+
+def check_labels(axes: Axes, count: int) -> None:
+    """Check that every point has a label, inside the panel, off points and the fitted line."""
+    if not axes.lines:
+        return
+    assert len(axes.texts) == count
+    line, points = (axes.transData.transform(drawn.get_xydata()) for drawn in axes.lines)
+    for text in axes.texts:
+        box = extent(text)
+        assert axes.bbox.fully_containsx(box.x0), text
+        assert axes.bbox.fully_containsx(box.x1), text
+        assert axes.bbox.fully_containsy(box.y0), text
+        assert axes.bbox.fully_containsy(box.y1), text
+        assert not any(box.contains(x, y) for x, y in (*line, *points)), text
+
+
+def printed_texts(figure: Figure) -> list[Text]:
+    """Return the texts of a figure; labels of ticks out of view are not printed."""
+    hidden: set[Any] = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low - 1e-9 <= tick.get_loc() <= high + 1e-9:
+                hidden |= {tick.label1, tick.label2}
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    return [t for t in texts if t not in hidden and t.get_visible() and t.get_text().strip()]
+
+
+def extent(text: Text) -> Bbox:
+    return Text.get_window_extent(text)  # of an annotation without its line
+
+
+def overlaps(box: Bbox, other: Bbox) -> bool:
+    return bool(
+        min(box.x1, other.x1) - max(box.x0, other.x0) > 0.5
+        and min(box.y1, other.y1) - max(box.y0, other.y0) > 0.5
+    )
