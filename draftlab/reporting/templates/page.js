@@ -44,19 +44,33 @@
     });
   }
 
+  // titles that tell columns apart without the row above them; "this run" goes without saying
+  function titlesOf(table) {
+    var overs = [];
+    Array.prototype.forEach.call(table.querySelectorAll("tr.over > *"), function (cell) {
+      var text = cell.textContent.trim();
+      for (var i = 0; i < cell.colSpan; i++) overs.push(text === "this run" ? "" : text);
+    });
+    return Array.prototype.map.call(table.querySelectorAll("tr.titles th"), function (head, index) {
+      return (overs[index] ? overs[index] + " " : "") + head.textContent.trim();
+    });
+  }
+
+  function textOf(cell) { return cell.textContent; }
+
+  // what GitHub would take for markup: emphasis, code, tags, links, formulas, the cell's own end
+  function escaped(text) {
+    return text.trim().replace(/\s+/g, " ").replace(/[\\`*_~<>&$|]|\](?=[(\[])/g, "\\$&");
+  }
+
   function markdownOf(table) {
-    function line(cells) {
-      return "| " + cells.map(function (cell) {
-        return cell.textContent.trim().replace(/\|/g, "\\|").replace(/\s+/g, " ");
-      }).join(" | ") + " |";
-    }
-    var heads = Array.prototype.slice.call(table.querySelectorAll("tr.titles th"));
-    var rule = heads.map(function (head) {
+    function line(texts) { return "| " + texts.map(escaped).join(" | ") + " |"; }
+    var rule = Array.prototype.map.call(table.querySelectorAll("tr.titles th"), function (head) {
       return head.classList.contains("num") ? "---:" : ":---";
     });
-    var lines = [line(heads), "|" + rule.join("|") + "|"];
+    var lines = [line(titlesOf(table)), "|" + rule.join("|") + "|"];
     Array.prototype.forEach.call(table.querySelectorAll("tbody tr"), function (row) {
-      lines.push(line(Array.prototype.slice.call(row.cells)));
+      lines.push(line(Array.prototype.map.call(row.cells, textOf)));
     });
     return lines.join("\n") + "\n";
   }
