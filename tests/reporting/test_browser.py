@@ -1,10 +1,12 @@
-"""The page in a real browser: nothing is fetched, nothing fails, tables sort and copy.
+"""The page in a real browser: nothing is fetched, nothing fails, tables sort, copy and print.
 
 Needs playwright (`pip install playwright`) and a Chromium of the system; skipped without them.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +95,31 @@ def test_copy_gives_markdown(browser: Any, folder: Path) -> None:
     context.close()
 
 
+@pytest.mark.parametrize("name", ["results-headline", "orders-table", "workloads-table"])
+def test_copied_titles_differ_and_cells_are_no_markup(
+    browser: Any, folder: Path, name: str
+) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"file://{folder}/index.html")
+    shown = page.locator(f"#cell-1-{name}")
+    page.locator("div.table", has=shown).locator("button", has_text="copy").click()
+    page.wait_for_function("document.body.textContent.includes('copied')")
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    titles, _, *rows = [re.split(r"(?<!\\) ?\| ?", line)[1:-1] for line in lines]
+    assert len(set(titles)) == len(titles)
+    if name == "results-headline":
+        assert titles[2:5] == ["AUC", "log-loss", "ECE"]
+        assert titles[-3:] == ["published AUC", "published log-loss", "published ECE"]
+    assert not any(re.search(r"(?<!\\)[*_<>`~$]", cell) for row in rows for cell in row)
+    copied = [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows]
+    assert copied == shown.locator("tbody").evaluate_all(
+        "parts => parts.flatMap(part => [...part.rows])"
+        ".map(row => [...row.cells].map(cell => cell.textContent.trim()))"
+    )
+    context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_the_page_never_scrolls_sideways(
@@ -101,6 +128,83 @@ def test_the_page_never_scrolls_sideways(
     page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page.goto(f"file://{folder}/index.html")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+READABLE = """() => [...document.querySelectorAll("table")]
+  .filter(table => !table.closest("details"))
+  .filter(table => [...table.querySelectorAll("th, td")]
+      .some(cell => cell.scrollWidth > cell.clientWidth + 1)
+    || [...table.rows].some(row => row.getBoundingClientRect().height > 140))
+  .map(table => table.id)"""
+"""Tables with a cell that runs into the next, or a row of more than six lines."""
+
+
+@pytest.mark.parametrize("width", [390, 760, 1200])
+def test_tables_can_be_read_on_a_small_screen(browser: Any, folder: Path, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    page.goto(f"file://{folder}/index.html")
+    assert page.evaluate(READABLE) == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_what_can_be_tapped_is_24_pixels(browser: Any, folder: Path, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    page.goto(f"file://{folder}/index.html")
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("button, a, summary")]
+          .filter(one => one.checkVisibility())
+          .map(one => [one.textContent, one.getBoundingClientRect()])
+          .filter(([_, box]) => box.height < 24 || box.width < 24)
+          .map(([text]) => text)"""
+    )
+    assert small == []
+    page.close()
+
+
+MARKED = """() => [...document.querySelectorAll("table")]
+  .filter(table => !table.closest("details"))
+  .map((table, n) => {
+    const head = table.querySelector("tr.titles th");
+    const rows = [...table.tBodies].flatMap(part => [...part.rows]);
+    table.caption.firstChild.prepend(`caption${n}x `);
+    (head.firstElementChild || head).textContent = `titles${n}x`;
+    rows.forEach((row, m) => { row.cells[0].textContent = `row${n}y${m}x`; });
+    return rows.length;
+  })"""
+"""Puts a word of its own into every caption, head and row; how many rows the tables have."""
+
+
+def test_a_printed_table_keeps_its_caption_and_repeats_its_head(browser: Any, folder: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    page = browser.new_page()
+    page.goto(f"file://{folder}/index.html")
+    counts = page.evaluate(MARKED)
+    broken = 0
+    for pad in (0, 130, 260, 390):  # other rows meet the end of a page
+        page.evaluate(f"document.body.style.setProperty('padding-top', '{pad}px', 'important')")
+        reader = pypdf.PdfReader(io.BytesIO(page.pdf(prefer_css_page_size=True)))
+        texts = ["".join(one.extract_text().split()) for one in reader.pages]
+
+        def pages(word: str, texts: list[str] = texts) -> list[int]:
+            return [number for number, text in enumerate(texts) if word in text]
+
+        for n, count in enumerate(counts):
+            rows = [pages(f"row{n}y{m}x") for m in range(count)]
+            assert pages(f"caption{n}x") == rows[0] == rows[min(1, count - 1)], (pad, n)
+            assert pages(f"titles{n}x") == sorted({number for [number] in rows}), (pad, n)
+            broken += rows[0] != rows[-1]
+    assert broken > 4
+    page.close()
+
+
+def test_nothing_is_wider_than_the_paper(browser: Any, folder: Path) -> None:
+    """Chromium would shrink every page to the widest table."""
+    page = browser.new_page(viewport={"width": 688, "height": 900})  # A4 less its margins
+    page.emulate_media(media="print")
+    page.goto(f"file://{folder}/index.html")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 688
     page.close()
 
 
