@@ -9,7 +9,8 @@ import polars as pl
 from scipy.special import expit
 
 from draftlab.metrics import SmoothCurve, smooth_curve
-from draftlab.reporting.figures import Line, pick_lines, shorten
+from draftlab.reporting.figures import Line, pick_lines
+from draftlab.reporting.names import shorten
 from draftlab.reporting.style import (
     COLOURS,
     MUTED,

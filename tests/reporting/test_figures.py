@@ -19,6 +19,8 @@ from matplotlib.text import Text
 from draftlab.evaluation import evaluate
 from draftlab.log.reader import open_log
 from draftlab.reporting import calibration_figures, figures, structure_figures
+from draftlab.reporting.heat_maps import Form, Shading, Tile, fill_heat_map
+from draftlab.reporting.names import shorten_all
 from draftlab.reporting.style import STYLE, new_axes, to_svg
 from draftlab.reporting.tables import cells as cells_of
 from draftlab.structuring import structure
@@ -192,14 +194,14 @@ def test_texts_of_many_workloads_are_apart(
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_texts_of_many_positions_are_apart(num_positions: int, count: int) -> None:
     rates = np.linspace(1, 0, count * num_positions).reshape(count, num_positions)
-    tiles = [figures.Tile(k, row, float(rates[row, k])) for row, k in np.ndindex(rates.shape)]
+    tiles = [Tile(k, row, float(rates[row, k])) for row, k in np.ndindex(rates.shape)]
     names = [f"workload-{i}" for i in range(count)]
     check_texts(draw_map(tiles, names, [str(k) for k in range(num_positions)]))
 
 
 @pytest.mark.parametrize("count", [40, 70])
 def test_map_of_ever_so_many_workloads_stays_on_a_page(count: int) -> None:
-    tiles = [figures.Tile(x, y, abs(x - y) / count) for x, y in np.ndindex(count, count)]
+    tiles = [Tile(x, y, abs(x - y) / count) for x, y in np.ndindex(count, count)]
     names = [f"workload-{i}" for i in range(count)]
     figure = draw_map(tiles, names, names)
     check_texts(figure)
@@ -208,7 +210,7 @@ def test_map_of_ever_so_many_workloads_stays_on_a_page(count: int) -> None:
 
 def test_numbers_are_left_out_where_a_scale_stands() -> None:
     for count, written in ((5, True), (25, False)):
-        tiles = [figures.Tile(x, y, -1.5) for x, y in np.ndindex(count, count)]
+        tiles = [Tile(x, y, -1.5) for x, y in np.ndindex(count, count)]
         names = [f"w{i}" for i in range(count)]
         figure = draw_map(tiles, names, names)
         assert bool(figure.axes[0].texts) == written
@@ -239,7 +241,7 @@ def test_too_many_points_have_no_labels(workloads: tuple[Evaluation, Structure])
 @pytest.mark.parametrize("limit", [12, 24])
 def test_short_names_stay_distinct(kind: str, limit: int) -> None:
     names = [NAMES[kind](i) for i in range(25)]
-    short = figures.shorten_all(names, limit)
+    short = shorten_all(names, limit)
     assert len(set(short)) == 25
     assert max(map(len, short)) <= limit
     assert all(new == old for new, old in zip(short, names, strict=True) if len(old) <= limit)
@@ -247,7 +249,7 @@ def test_short_names_stay_distinct(kind: str, limit: int) -> None:
 
 def test_names_that_nothing_short_tells_apart_are_numbered() -> None:
     names = [f"{'a' * i}{'b' * 40}{'a' * (30 - i)}" for i in range(10, 20)]
-    assert len(set(figures.shorten_all(names, 12))) == 10
+    assert len(set(shorten_all(names, 12))) == 10
 
 
 def rename(study: Study, name: Callable[[int], str]) -> Study:
@@ -262,12 +264,12 @@ def rename(study: Study, name: Callable[[int], str]) -> Study:
     return replace(study, **found)
 
 
-def draw_map(tiles: list[figures.Tile], rows: list[str], columns: list[str]) -> Figure:
+def draw_map(tiles: list[Tile], rows: list[str], columns: list[str]) -> Figure:
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         figure, axes = new_axes(4.0)
-        forms = [figures.Form(9, 3), figures.Form(8, 0, 100, ", tiles in %")]
-        shading = figures.Shading("sky", 1.0, "share")
-        figures.fill_heat_map(figure, axes, tiles, rows, columns, shading, forms)
+        forms = [Form(9, 3), Form(8, 0, 100, ", tiles in %")]
+        shading = Shading("sky", 1.0, "share")
+        fill_heat_map(figure, axes, tiles, rows, columns, shading, forms)
     return figure
 
 
