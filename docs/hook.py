@@ -17,9 +17,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of `make reproduce`, which lie beside the documentation, to the site."""
     from mkdocs.structure.files import File
 
-    for path in sorted(REPRODUCTION.glob("*.md")):
+    for path in sorted(REPRODUCTION.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
-        files.append(File.generated(config, f"reproduction/{path.name}", content=text))
+        name = f"reproduction/{path.relative_to(REPRODUCTION).as_posix()}"
+        files.append(File.generated(config, name, content=text))
     return files
 
 
