@@ -13,7 +13,7 @@ from draftlab import provenance, schema
 from draftlab.errors import InputError
 from draftlab.evaluation import evaluate
 from draftlab.log.files import replace_file, to_records, write_json
-from draftlab.log.reader import DraftLog, Run, open_any
+from draftlab.log.reader import DraftLog, Run, find_parts, open_any
 from draftlab.policies.conformity import (
     SamplingTest,
     audit_engine,
@@ -244,7 +244,7 @@ def read_distributions(folder: str | Path) -> Distributions | None:
     Stored are tokens (list of int32, -1 for the rest of the vocabulary), p and q (lists of
     float32) per position; here they sum to 1 in float64.
     """
-    parts = sorted((Path(folder) / DISTRIBUTIONS).glob("*.parquet"))
+    parts = find_parts(folder, DISTRIBUTIONS)
     if not parts:
         return None
     table = pl.read_parquet(parts, columns=["position", "tokens", "p", "q"])

@@ -48,6 +48,7 @@ class Run:
 
     name: str
     path: str
+    """Its folder, as a path or a URI that `open_log` takes."""
     metadata: dict[str, Any]
     parts: dict[str, tuple[str, ...]]
     """Readable parts by table, as paths or URIs that polars can scan."""
@@ -221,7 +222,9 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
                     count += _check_part(path, table, filesystem)
                 except (pa.ArrowInvalid, OSError) as error:
                     why = str(error).strip().rstrip(".")
-                    problems.append(Problem(path, f"not a readable Parquet file: {why}"))
+                    problems.append(
+                        Problem(_uri(path, filesystem), f"not a readable Parquet file: {why}")
+                    )
                 else:
                     readable.append(_uri(path, filesystem))
         parts[table], rows[table] = tuple(readable), count
@@ -229,7 +232,8 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
     if broken and not parts["drafts"]:
         raise InputError(f"{broken[0].path}: {broken[0].message}; no other part holds drafts")
     name = str(metadata["run"])
-    return Run(name, folder, metadata, parts, rows, tuple(unfinished)), problems
+    place = _uri(folder, filesystem)
+    return Run(name, place, metadata, parts, rows, tuple(unfinished)), problems
 
 
 def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
@@ -252,6 +256,13 @@ def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
             f"{path}: has log version {version}, this draftlab reads version {schema.VERSION}"
         )
     return dict(metadata)
+
+
+def find_parts(folder: str | Path, table: str) -> list[str]:
+    """Return the Parquet files of a table of a run, as paths or URIs; none where it is absent."""
+    filesystem, prefix = _filesystem(folder)
+    files = _list_files(f"{prefix}/{table}", filesystem)
+    return [_uri(path, filesystem) for path in files if path.endswith(".parquet")]
 
 
 def _list_files(folder: str, filesystem: fs.FileSystem) -> list[str]:

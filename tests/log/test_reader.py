@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,12 @@ import pytest
 
 from draftlab import open_log
 from draftlab.errors import InputError
+from draftlab.log import reader
 from draftlab.log.checks import run_checks
+from draftlab.log.reader import find_parts
+from draftlab.reporting import gathering
+from draftlab.reporting.render import make_report
+from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
@@ -138,3 +144,29 @@ def test_a_cut_part_is_named_and_the_rest_returned(run: Path) -> None:
     assert "DL002" in {f.code for f in run_checks(log)}
     with pytest.raises(InputError, match="part-00002.parquet"):
         open_log(run, strict=True)
+
+
+def test_a_run_is_opened_again_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a remote store, which `file://` stands for: a study may open it in a process."""
+    run = synth_log(tmp_path, num_requests=20)
+    local = open_log(tmp_path)
+    monkeypatch.setattr(reader, "_uri", lambda path, _: f"file://{path}")
+    [remote] = open_log(f"file://{tmp_path}").runs
+    assert remote.path == f"file://{run}"
+    [again] = open_log(remote.path).runs
+    assert again == remote
+    assert again.rows == local.runs[0].rows
+    assert again.scan("drafts").collect().equals(local.runs[0].scan("drafts").collect())
+    assert find_parts(remote.path, "steps") == list(remote.parts["steps"])
+    assert find_parts(remote.path, "nothing") == []
+
+
+def test_a_report_of_a_remote_log_opens_it_in_both_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synth_log(tmp_path, num_requests=30)
+    monkeypatch.setattr(reader, "_uri", lambda path, _: f"file://{path}")
+    monkeypatch.setattr(gathering, "_WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    content, _ = make_report(open_log(f"file://{tmp_path}"))
+    assert {"replay", "audit"} <= {part["id"] for part in content["sections"]}
