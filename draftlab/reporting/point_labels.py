@@ -1,8 +1,8 @@
-"""Names of points that keep clear of one another, of the points and of a line."""
+"""Names of points that keep clear of one another, of the points, their intervals and a line."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,7 @@ class _Field(NamedTuple):
     sizes: FloatArray
     """Of the labels, point by point: width and height."""
     line: FloatArray
+    """Points along the line and the intervals."""
     lowest: FloatArray
     """The corner of the panel, left and below."""
     highest: FloatArray
@@ -102,12 +103,20 @@ class _Field(NamedTuple):
 def _find_field(figure: Figure, axes: Axes, sizes: FloatArray) -> _Field:
     scale = 72 / figure.dpi
     line, values = (np.column_stack(drawn.get_data()) for drawn in axes.lines)
+    line = np.concatenate([line, *_along_bars(axes)])
     to_points = axes.transData.transform
     box = axes.get_window_extent()
     return _Field(
         values, scale * to_points(values), sizes, scale * to_points(line),
         scale * np.array(box.min), scale * np.array(box.max),
     )  # fmt: skip
+
+
+def _along_bars(axes: Axes) -> list[FloatArray]:
+    """Return points along the intervals of the points, as close as those of a line."""
+    bars: list[Any] = list(axes.collections)  # of vlines
+    segments = [np.asarray(part) for drawn in bars for part in drawn.get_segments()]
+    return [np.linspace(part[0], part[1], 30) for part in segments if len(part)]
 
 
 _OUTSIDE, _COVERED, _CROSSED = 100.0, 10.0, 1.0

@@ -39,8 +39,9 @@ def plot_correlation(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataF
     Returns
     -------
     Figure, DataFrame
-        Table: dataset, n, mean_entropy (nats), slope, intercept_0, slope_r, intercept_0_r (the
-        correlations, on every row). Empty under three workloads.
+        Table: dataset, n, mean_entropy (nats), slope and intercept_0 with _low and _high (95 % by
+        prompt), slope_r, intercept_0_r (the correlations, on every row). Empty under three
+        workloads.
     """
     table = of_cell(structure.workloads, cell).filter(
         pl.col("mean_entropy").is_finite(), pl.col("intercept_0").is_finite()
@@ -49,7 +50,8 @@ def plot_correlation(structure: Structure, cell: Cell) -> tuple[Figure, pl.DataF
         of_cell(structure.workload_correlations, cell).select("coefficient", "r").iter_rows()
     )
     table = table.select(
-        "dataset", "n", "mean_entropy", "slope", "intercept_0",
+        "dataset", "n", "mean_entropy", "slope", "slope_low", "slope_high", "intercept_0",
+        "intercept_0_low", "intercept_0_high",
         slope_r=pl.lit(correlations["slope"], dtype=pl.Float64),
         intercept_0_r=pl.lit(correlations["intercept_0"], dtype=pl.Float64),
     ).sort("mean_entropy")  # fmt: skip
@@ -75,13 +77,16 @@ def _draw_correlation(axes: Axes, table: pl.DataFrame, column: str) -> None:
     axes.plot(*_trend(x, y), color=MUTED, linestyle="--", linewidth=1)
     color = COLOURS["orange" if column == "slope" else "blue"]
     axes.plot(x, y, linestyle="", marker="o", color=color)
-    beside = 0.2 * (x.max() - x.min()) or 0.1
+    axes.vlines(x, table[f"{column}_low"].to_numpy(), table[f"{column}_high"].to_numpy(),
+                color=color, linewidth=1.2)  # fmt: skip
+    beside = 0.45 * (x.max() - x.min()) or 0.1
     axes.set_xlim(x.min() - beside, x.max() + beside)
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.ticklabel_format(useOffset=False)
     # one scale for both, so that their spread compares
-    middle = (y.min() + y.max()) / 2
-    reach = 0.6 * max(_reach(table, "slope"), _reach(table, "intercept_0"), 0.1)
+    low, high = _ends(table, column)
+    middle = (low + high) / 2
+    reach = 0.6 * max(*(np.diff(_ends(table, c))[0] for c in ("slope", "intercept_0")), 0.1)
     axes.set_ylim(middle - reach, middle + reach)
     name = "slope" if column == "slope" else "intercept of position 0"
     axes.set_title(f"{name}, r = {format_number(float(table[f'{column}_r'][0]), 2)}")
@@ -96,9 +101,10 @@ def _trend(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     return along, start + slope * along
 
 
-def _reach(table: pl.DataFrame, column: str) -> float:
-    values = table[column].to_numpy()
-    return float(values.max() - values.min())
+def _ends(table: pl.DataFrame, column: str) -> tuple[float, float]:
+    """Return how far the intervals of a coefficient reach, or the points where there are none."""
+    values = table.select(f"{column}_low", column, f"{column}_high").to_numpy()
+    return float(np.nanmin(values)), float(np.nanmax(values))
 
 
 @styled
@@ -290,7 +296,7 @@ CORRELATION = Drawing(
     plot_correlation,
     lambda table: (
         f"n = {format_number(table['n'].sum())} drafts of {len(table)} workloads, each fitted "
-        "alone; both panels span the same range of log-odds."
+        "alone, bars are 95 % by prompt; both panels span the same range of log-odds."
     ),
     _spell_correlation,
     "Points along the dashed line move with the entropy of the workload. Published: r = "
