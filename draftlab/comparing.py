@@ -20,6 +20,7 @@ from draftlab.log.files import to_records
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import divide, sum_by
+from draftlab.schema import REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -263,9 +264,13 @@ def _values(log: DraftLog, key: str) -> str:
     return ", ".join(dict.fromkeys(str(run.metadata.get(key)) for run in log.runs))
 
 
+_ABSENT = {column.name: column.null or "unknown" for column in REQUESTS}
+"""What a null of a request says."""
+
+
 def _request_values(log: DraftLog, column: str) -> str:
     values = log.requests.select(column).unique().sort(column).collect()[column].to_list()
-    absent = "off" if column in ("top_k", "min_p", "top_p") else "unknown"
+    absent = _ABSENT[column]
     shown = [absent if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
     return ", ".join(dict.fromkeys(shown))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -142,7 +142,7 @@ def drift(
     run = opened.runs[0]
     if scenario is None:
         scenario = default_scenario(opened, steps=5 * chosen.constants.refit_interval)
-    frame = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
+    frame, passes = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
     pieces = _segment_frames(frame, scenario)
     last = int(frame.select(pl.col("verify_step").max()).item())
     source = Source(run, tuple(features_of(chosen)), 0, last, chosen.window, chosen.float32, frame)
@@ -156,7 +156,7 @@ def drift(
         settings={
             "scenario": " > ".join(f"{s.name}@{s.steps}" for s in scenario),
             "proposals_per_step": proposals_per_step,
-            "passes": _passes(run, scenario, proposals_per_step),
+            "passes": passes,
             "window": chosen.window,
             "refit_interval": chosen.constants.refit_interval,
         },
@@ -180,28 +180,29 @@ def default_scenario(log: DraftLog | str | Path, *, steps: int = 500) -> tuple[S
     run = open_any(log).runs[0]
     rows = (
         run.scan("drafts")
-        .filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
+        .filter(pl.col("accepted").is_not_null())
         .join(run.scan("requests").select("request", "dataset"), on="request")
-        .filter(pl.col("dataset").is_not_null(), pl.col(_FEATURE).is_not_null())
+        .filter(pl.col("dataset").is_not_null())
         .select("dataset", "position", "accepted", "excluded", _FEATURE)
         .collect()
     )
-    K = int(run.metadata["num_speculative_tokens"])
-    by_dataset = {str(name): part for (name,), part in sorted(rows.group_by("dataset"))}
-    if len(by_dataset) < 2:
+    found = {
+        str(name): _labels(part, _FEATURE) for (name,), part in sorted(rows.group_by("dataset"))
+    }
+    workloads = {name: labels for name, labels in found.items() if len(labels.feature)}
+    if len(workloads) < 2:
         raise InputError(
-            f"{run.path}: a drift scenario needs two workloads with labels, found {len(by_dataset)}"
+            f"{run.path}: a drift scenario needs two workloads with labels, found {len(workloads)}"
         )
-    fits = {name: _fit(part, _FEATURE, K) for name, part in by_dataset.items()}
+    K = int(run.metadata["num_speculative_tokens"])
+    fits = {name: fit_logistic(*labels, K) for name, labels in workloads.items()}
+    own = {name: _stale_loss(fits[name], fits[name], workloads[name]) for name in workloads}
 
     def cost(pair: tuple[str, str]) -> float:
         before, after = pair
-        rows, own = by_dataset[after], fits[after]
-        return _stale_loss(fits[before], own, rows, _FEATURE) - _stale_loss(
-            own, own, rows, _FEATURE
-        )
+        return _stale_loss(fits[before], fits[after], workloads[after]) - own[after]
 
-    before, after = max(itertools.permutations(by_dataset, 2), key=cost)
+    before, after = max(itertools.permutations(workloads, 2), key=cost)
     return tuple(Segment(((name, 1.0),), steps) for name in (before, after, before))
 
 
@@ -210,33 +211,35 @@ _ENOUGH = 100
 """Rows at a position; the intercept of fewer may lie anywhere."""
 
 
-def _fit(frame: pl.DataFrame, feature: str, num_positions: int) -> Fit:
-    return fit_logistic(*_arrays(frame, feature), num_positions)
+class _Labels(NamedTuple):
+    """Eligible labelled rows with a feature, as `fit_logistic` takes them."""
+
+    feature: FloatArray
+    position: IntArray
+    accepted: BoolArray
 
 
-def _stale_loss(before: Fit, own: Fit, frame: pl.DataFrame, feature: str) -> float:
+def _labels(frame: pl.DataFrame, feature: str) -> _Labels:
+    rows = frame.filter(pl.col("excluded") == 0, pl.col(feature).is_not_null())
+    columns = rows.select(clamp(feature), pl.col("position").cast(pl.Int64), "accepted")
+    return _Labels(*(column.to_numpy() for column in columns))
+
+
+def _stale_loss(before: Fit, own: Fit, labels: _Labels) -> float:
     """Return the log-loss of the fit to other rows; at positions that it hardly saw, of the own."""
-    x, position, accepted = _arrays(frame, feature)
+    x, position, accepted = labels
     known = before.counts[position] >= _ENOUGH
     log_odds = np.where(known, before.log_odds(x, position), own.log_odds(x, position))
     return log_loss(accepted, log_odds)
 
 
-def _arrays(frame: pl.DataFrame, feature: str) -> tuple[FloatArray, IntArray, BoolArray]:
-    rows = frame.filter(pl.col("excluded") == 0, pl.col(feature).is_not_null())
-    x, position, accepted = (
-        rows.select(clamp(feature), pl.col("position").cast(pl.Int64), "accepted")
-        .get_columns()
-    )  # fmt: skip
-    return x.to_numpy(), position.to_numpy(), accepted.to_numpy()
-
-
 def build_scenario(
     run: Run, scenario: Sequence[Segment], features: Sequence[str], proposals_per_step: int
-) -> pl.DataFrame:
+) -> tuple[pl.DataFrame, dict[str, float]]:
     """Return the labelled rows of a scenario, with new steps, in order of the verdict.
 
-    Columns: step, verify_step, position, accepted, excluded and the features.
+    Columns: step, verify_step, position, accepted, excluded and the features. Second, how often
+    the scenario goes through the labelled proposals of each of its workloads.
     """
     requests = run.scan("requests").select("request", "dataset")
     drafts = run.scan("drafts")
@@ -257,18 +260,19 @@ def build_scenario(
                 raise InputError(
                     f"{run.path}: no workload {name!r}; known: {', '.join(sorted(by_dataset))}"
                 )
-    taken = dict.fromkeys(by_dataset, 0)
+    taken = {name: 0 for segment in scenario for name, _ in segment.mix}
     frames, step = [], 0
     for segment in scenario:
         for name, count in _shares(segment, proposals_per_step):
             order = _schedule(by_dataset[name], taken, name, count, segment.steps, step)
             frames.append(order)
         step += segment.steps
-    return (
+    frame = (
         pl.concat(frames)
         .sort("verify_step", "position", maintain_order=True)
         .select("step", "verify_step", "position", "accepted", "excluded", *features)
     )
+    return frame, {name: n / _count_proposals(by_dataset[name]) for name, n in taken.items()}
 
 
 def _shares(segment: Segment, proposals_per_step: int) -> list[tuple[str, int]]:
@@ -283,7 +287,7 @@ def _schedule(
     rows: pl.DataFrame, taken: dict[str, int], name: str, count: int, steps: int, first: int
 ) -> pl.DataFrame:
     """Give the next proposals of a workload their steps, beginning again where they run out."""
-    available = int(rows.select(pl.col("proposal").max()).item()) + 1
+    available = _count_proposals(rows)
     wanted = np.arange(taken[name], taken[name] + count * steps)
     taken[name] += count * steps
     order = pl.DataFrame(
@@ -297,34 +301,17 @@ def _schedule(
     )
 
 
-def _passes(run: Run, scenario: Sequence[Segment], proposals_per_step: int) -> dict[str, float]:
-    """Return how often a scenario goes through the labelled proposals of each workload."""
-    requests = run.scan("requests").select("request", "dataset")
-    found = (
-        run.scan("drafts")
-        .filter(pl.col("accepted").is_not_null(), pl.col("position") == 0)
-        .join(requests, on="request")
-        .group_by("dataset")
-        .agg(pl.len())
-        .collect()
-    )
-    available = dict(found.iter_rows())
-    wanted: dict[str, int] = {}
-    for segment in scenario:
-        for name, count in _shares(segment, proposals_per_step):
-            wanted[name] = wanted.get(name, 0) + count * segment.steps
-    return {name: count / available[name] for name, count in wanted.items()}
+def _count_proposals(rows: pl.DataFrame) -> int:
+    return int(rows.select(pl.col("proposal").max()).item()) + 1
 
 
 def _stale(pieces: Sequence[pl.DataFrame], feature: str, num_positions: int) -> list[float]:
     """Return the log-loss on each segment of the fit to the one before; NaN for the first."""
-    fits = [
-        _fit(piece, feature, num_positions) if len(_arrays(piece, feature)[0]) else None
-        for piece in pieces
-    ]
+    labels = [_labels(piece, feature) for piece in pieces]
+    fits = [fit_logistic(*one, num_positions) if len(one.feature) else None for one in labels]
     return [float("nan")] + [
-        _stale_loss(before, own, piece, feature) if before and own else float("nan")
-        for (before, own), piece in zip(itertools.pairwise(fits), pieces[1:], strict=True)
+        _stale_loss(before, own, one) if before and own else float("nan")
+        for (before, own), one in zip(itertools.pairwise(fits), labels[1:], strict=True)
     ]
 
 

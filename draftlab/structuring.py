@@ -274,16 +274,9 @@ def _workloads(ready: Prepared, full: Fit) -> pl.DataFrame:
         here = np.flatnonzero(rows.dataset == code)
         if len(here) == 0:
             continue
-        fit = fit_logistic(
-            feature[here],
-            rows.position[here],
-            rows.accepted[here],
-            rows.num_positions,
-            start=full,
-        )
-        of_slopes, of_intercepts = coefficient_intervals(
-            fit, feature[here], rows.position[here], rows.accepted[here], rows.group[here]
-        )
+        data = feature[here], rows.position[here], rows.accepted[here]
+        fit = fit_logistic(*data, rows.num_positions, start=full)
+        of_slopes, of_intercepts = coefficient_intervals(fit, *data, rows.group[here])
         mean = None if entropy is None else entropy[here].mean()
         tables.append(
             {

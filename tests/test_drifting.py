@@ -58,7 +58,7 @@ def test_a_bad_scenario_is_named(text: str) -> None:
 def test_a_scenario_takes_whole_proposals_in_the_logs_order(run: Path) -> None:
     log = open_log(run)
     scenario = parse_scenario("easy@7 > easy=3+hard=1@5")
-    frame = build_scenario(log.runs[0], scenario, ["logit_qmax"], 8)
+    frame, _ = build_scenario(log.runs[0], scenario, ["logit_qmax"], 8)
     per_step = frame.filter(pl.col("position") == 0).group_by("step").len().sort("step")
     assert per_step["step"].to_list() == list(range(12))
     assert per_step["len"].unique().to_list() == [8]
@@ -79,7 +79,7 @@ def test_a_scenario_takes_whole_proposals_in_the_logs_order(run: Path) -> None:
 
 def test_a_workload_that_runs_out_begins_again(run: Path) -> None:
     log = open_log(run)
-    frame = build_scenario(log.runs[0], parse_scenario("easy@100"), ["logit_qmax"], 64)
+    frame, _ = build_scenario(log.runs[0], parse_scenario("easy@100"), ["logit_qmax"], 64)
     counts = frame.group_by("logit_qmax", "position", "accepted").len()["len"]
     assert counts.max() is not None
     assert frame.filter(pl.col("position") == 0).height == 6400
@@ -175,7 +175,7 @@ def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) ->
         drafts.with_columns(confidence=pl.col("logit_qmax").clip(-9, 9)).write_parquet(part)
     [opened] = open_log(tmp_path / "log").runs
     features = ["confidence", SMOOTHED]
-    frame = build_scenario(opened, parse_scenario("easy@9 > hard@9"), features, 8)
+    frame, _ = build_scenario(opened, parse_scenario("easy@9 > hard@9"), features, 8)
     rows = opened.scan("drafts").sort("step", "slot", "position").collect()
     wanted = set(Smoother().add(rows).select("confidence", SMOOTHED).rows())
     assert set(frame.select("confidence", SMOOTHED).rows()) <= wanted

@@ -61,17 +61,17 @@ def results(evaluation: Evaluation, cell: Cell, name: str) -> Block:
     )
     parts += blocks.table(
         f"{name}-plugin",
-        plugin_table(evaluation, cell),
+        plugin_table(evaluation, cell, headline),
         "Metrics of the plugin on held-out log-odds, all positions and workloads together.",
     )
     return blocks.section(name, "Predictors", parts)
 
 
-def plugin_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
-    """Return one row per predictor and one column per metric of a plugin."""
+def plugin_table(evaluation: Evaluation, cell: Cell, headline: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per predictor, as in the headline, and one column per metric of a plugin."""
     rows = of_cell(evaluation.plugin_metrics, cell).filter(scope="overall")
     by_metric = rows.pivot("metric", index=["predictor", "n"], values="value")
-    names = tables.headline_table(evaluation, cell).select("predictor", "name")
+    names = headline.select("predictor", "name")
     return names.join(by_metric, on="predictor", maintain_order="left")
 
 

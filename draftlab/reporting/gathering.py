@@ -179,8 +179,9 @@ def _simulate(log: DraftLog, cost: CostTable | None, notes: list[str]) -> Simula
         notes.append(f"the log's own steps make no cost table: {error}")
     else:
         K = int(log.runs[0].metadata["num_speculative_tokens"])
-        costs += [own] if _says_something(own, K) else []
-        notes.append(_describe(own, K))
+        useless = [check_table(own, requests=c, num_speculative_tokens=K) for c in CONCURRENCIES]
+        costs += [own] if None in useless else []
+        notes.append(_describe(own, useless))
     return _run_policies(log, costs)
 
 
@@ -188,17 +189,9 @@ def _run_policies(log: DraftLog, costs: list[CostTable]) -> Simulation:
     return simulate(log, costs, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False)
 
 
-def _flat(cost: CostTable, K: int) -> list[str | None]:
-    return [check_table(cost, requests=c, num_speculative_tokens=K) for c in CONCURRENCIES]
-
-
-def _says_something(cost: CostTable, K: int) -> bool:
-    return None in _flat(cost, K)
-
-
-def _describe(cost: CostTable, K: int) -> str:
-    """Say in words what the log's own steps say about trimming."""
-    if _says_something(cost, K):
+def _describe(cost: CostTable, useless: Sequence[str | None]) -> str:
+    """Say in words what the log's own steps say about trimming; ``useless`` by concurrency."""
+    if None in useless:
         return f"the log's own steps make a cost table ({cost.note}); it is simulated too"
     if len(cost.verify.sizes) == 1:
         return (
@@ -206,6 +199,6 @@ def _describe(cost: CostTable, K: int) -> str:
             "simulated instead, a model"
         )
     return (
-        f"cost flat, nothing to gain on the log's own steps ({cost.note}): {_flat(cost, K)[-1]}; "
+        f"cost flat, nothing to gain on the log's own steps ({cost.note}): {useless[-1]}; "
         f"{MODEL_COST} is simulated instead, a model"
     )
