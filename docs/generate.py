@@ -40,13 +40,13 @@ MARK = re.compile(
 """Kind, argument and what stands there; a mark without its end is none."""
 WIDTH = 140
 RESULTS = {
-    "evaluate": "draftlab.evaluation.Evaluation",
-    "structure": "draftlab.structuring.Structure",
-    "calibrate": "draftlab.calibrating.Calibration",
-    "replay": "draftlab.replaying.Replay",
-    "replay-drift": "draftlab.drifting.Drift",
-    "simulate": "draftlab.simulation.Simulation",
-    "audit": "draftlab.auditing.Audit",
+    "evaluate": "draftlab.studies.evaluate.Evaluation",
+    "stability": "draftlab.studies.stability.stability.Stability",
+    "calibrate": "draftlab.studies.calibrate.Calibration",
+    "replay": "draftlab.studies.replay.replay.Replay",
+    "replay-drift": "draftlab.studies.replay.drift.Drift",
+    "simulate": "draftlab.studies.simulate.simulate.Simulation",
+    "audit": "draftlab.studies.audit.audit.Audit",
 }
 """The result class behind each folder of tables that a command writes."""
 
@@ -273,7 +273,7 @@ def list_estimators(_: str) -> str:
 
 
 def list_policies(_: str) -> str:
-    from draftlab.policies.running import POLICIES
+    from draftlab.studies.simulate.runner import POLICIES
 
     return table(("policy", "what it is"), [(f"`{p.name}`", p.doc) for p in POLICIES.values()])
 

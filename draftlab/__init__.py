@@ -9,17 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftlab.auditing import audit
-    from draftlab.calibrating import calibrate
-    from draftlab.comparing import compare
-    from draftlab.evaluation import evaluate
     from draftlab.log.reader import open_log
-    from draftlab.replaying import replay
     from draftlab.reporting.render import report
-    from draftlab.simulation import simulate
-    from draftlab.structuring import structure
+    from draftlab.studies.audit.audit import audit
+    from draftlab.studies.calibrate import calibrate
+    from draftlab.studies.compare import compare
+    from draftlab.studies.evaluate import evaluate
+    from draftlab.studies.replay.replay import replay
+    from draftlab.studies.simulate.simulate import simulate
+    from draftlab.studies.stability.stability import stability
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "audit": "draftlab.studies.audit.audit",
+    "calibrate": "draftlab.studies.calibrate",
+    "compare": "draftlab.studies.compare",
+    "evaluate": "draftlab.studies.evaluate",
+    "open_log": "draftlab.log.reader",
+    "replay": "draftlab.studies.replay.replay",
+    "report": "draftlab.reporting.render",
+    "simulate": "draftlab.studies.simulate.simulate",
+    "stability": "draftlab.studies.stability.stability",
+}
+
 __all__ = [
     "__version__",
     "audit",
@@ -30,20 +43,12 @@ __all__ = [
     "replay",
     "report",
     "simulate",
-    "structure",
+    "stability",
 ]
 
-_PUBLIC = {
-    "audit": "draftlab.auditing",
-    "calibrate": "draftlab.calibrating",
-    "compare": "draftlab.comparing",
-    "evaluate": "draftlab.evaluation",
-    "open_log": "draftlab.log.reader",
-    "replay": "draftlab.replaying",
-    "report": "draftlab.reporting.render",
-    "simulate": "draftlab.simulation",
-    "structure": "draftlab.structuring",
-}
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

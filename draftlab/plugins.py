@@ -15,7 +15,7 @@ from draftlab.predictors.logistic import fit_logistic
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from draftlab.metrics import BoolArray, FloatArray
+    from draftlab._types import BoolArray, FloatArray
 
 TABLES = ("FEATURES", "PREDICTORS", "METRICS")
 Entry = TypeVar("Entry")

@@ -15,7 +15,7 @@ from draftlab.predictors.several import fit_several
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from draftlab.metrics import FloatArray, IntArray
+    from draftlab._types import FloatArray, IntArray
 
 
 class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     ----------
     position_column : int or None
         Index of the column of X that holds the position k (whole numbers); None: one intercept.
-    own_slopes : bool
+    slope_per_position : bool
         One slope per position instead of a shared one; needs a single feature.
 
     Attributes
@@ -38,7 +38,7 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         The second one is acceptance.
     coef_ : (1, d) ndarray
         Slopes of the features, in the order of the columns without ``position_column``; (K, 1)
-        with ``own_slopes``.
+        with ``slope_per_position``.
     intercept_ : (K,) ndarray
         By entry of ``positions_``.
     positions_ : (K,) ndarray
@@ -59,9 +59,11 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     ([[1.0]], [5.0, 4.0, 3.0])
     """
 
-    def __init__(self, position_column: int | None = None, own_slopes: bool = False) -> None:
+    def __init__(
+        self, position_column: int | None = None, slope_per_position: bool = False
+    ) -> None:
         self.position_column = position_column
-        self.own_slopes = own_slopes
+        self.slope_per_position = slope_per_position
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -81,12 +83,12 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         features, position = self._split(matrix)
         self.positions_, code = np.unique(position, return_inverse=True)
         accepted, K = label.astype(np.bool_), len(self.positions_)
-        if self.own_slopes and features.shape[1] != 1:
-            raise ValueError(f"own_slopes needs a single feature, got {features.shape[1]}")
+        if self.slope_per_position and features.shape[1] != 1:
+            raise ValueError(f"slope_per_position needs a single feature, got {features.shape[1]}")
         if features.shape[1] == 1:
-            fitter = fit_own_slopes if self.own_slopes else fit_logistic
+            fitter = fit_own_slopes if self.slope_per_position else fit_logistic
             fit = fitter(np.ascontiguousarray(features[:, 0]), code, accepted, K)
-            self.coef_ = fit.slopes[:, None] if self.own_slopes else fit.slopes[None, :1]
+            self.coef_ = fit.slopes[:, None] if self.slope_per_position else fit.slopes[None, :1]
             self.intercept_, self.status_, self.n_iter_ = (
                 fit.intercepts, fit.status, fit.iterations,
             )  # fmt: skip
@@ -117,7 +119,7 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 f"position {position[~known][0]} was not in the training rows; known: "
                 f"{self.positions_.tolist()}"
             )
-        slopes = self.coef_[code] if self.own_slopes else self.coef_
+        slopes = self.coef_[code] if self.slope_per_position else self.coef_
         return np.asarray((features * slopes).sum(axis=1) + self.intercept_[code])
 
     def predict_proba(self, X: npt.ArrayLike) -> FloatArray:

@@ -18,8 +18,8 @@ from draftlab.log.writer import LogWriter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from draftlab._types import FloatArray
     from draftlab.features import Drafting
-    from draftlab.metrics import FloatArray
 
 VOCAB = 16
 """Entries of q. The target has one more, which the drafter never proposes."""

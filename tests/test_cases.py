@@ -152,7 +152,7 @@ def hook_features(logits: Any, *, token: int) -> dict[str, float]:
     """Return the features of one row as the vLLM hook computes them."""
     import torch
 
-    from draftlab.hooks.features import FEATURES, draft_features
+    from draftlab.hooks.draft_columns import FEATURES, draft_features
 
     out = torch.empty(1, 1, len(FEATURES))
     draft_features(logits, torch.tensor([0]), torch.ones(1), torch.tensor([[token]]), out)

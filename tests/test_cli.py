@@ -159,7 +159,7 @@ def test_replay_prints_its_estimators(
 ) -> None:
     found = call("replay", log, "--refit-interval", 10, "--window", 10, "--out", tmp_path / "out")
     assert found.code == 0, found.err
-    for name in ("vllm", "limited", "running-rate", "offline"):
+    for name in ("vllm", "step-limited", "running-rate", "offline"):
         assert name in found.out
     written = pl.read_parquet(tmp_path / "out" / "replay" / "coefficients.parquet")
     assert {"estimator", "refit", "slope", "intercept", "overshoot"} <= set(written.columns)
@@ -206,11 +206,11 @@ def test_replay_runs_the_default_scenario(call: Callable[..., Outcome], log: Pat
 def test_structure_prints_and_writes(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
-    found = call("structure", log, "--out", tmp_path / "out")
+    found = call("stability", log, "--out", tmp_path / "out")
     assert found.code == 0, found.err
     for name in ("workloads", "pairs", "transfer", "acceptance lengths"):
         assert name in found.out
-    assert (tmp_path / "out" / "structure" / "result.json").is_file()
+    assert (tmp_path / "out" / "stability" / "result.json").is_file()
 
 
 def test_calibrate_writes_a_calibration(
@@ -398,7 +398,7 @@ def test_simulate_compares_with_a_live_log(call: Callable[..., Outcome], tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command", ["inspect", "evaluate", "structure", "calibrate", "replay", "simulate", "report"]
+    "command", ["inspect", "evaluate", "stability", "calibrate", "replay", "simulate", "report"]
 )
 @pytest.mark.parametrize("inside", ["", "below"])
 def test_an_out_that_cannot_be_made_is_refused_before_any_work(

@@ -27,7 +27,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "data" / "README.md", *DOCS.rglob("*.
 NOTEBOOK = DOCS / "tutorial.ipynb"
 SMALL = ROOT / "data" / "sample-t1"
 """Stands for the sample log where an example is run: what runs on one runs on the other."""
-CHEAP = ("inspect", "evaluate", "structure", "calibrate", "replay", "simulate", "audit")
+CHEAP = ("inspect", "evaluate", "stability", "calibrate", "replay", "simulate", "audit")
 """Commands that need no engine and take seconds."""
 GROUP: Any = typer.main.get_command(app)
 
@@ -129,7 +129,7 @@ def test_make_targets_and_scripts_exist(page: Path) -> None:
     named = set(re.findall(r"`make ([a-z-]+)", text))
     named |= set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(page, "console")), re.M))
     assert named <= targets
-    for script in re.findall(r"python ((?:benchmarks|reports|tests|docs)/\S+?\.py)", text):
+    for script in re.findall(r"python ((?:benchmarks|reproduction|tests|docs)/\S+?\.py)", text):
         assert (ROOT / script).is_file(), script
 
 
@@ -209,7 +209,8 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(
-        r"`((?:draftlab|docs|data|tests|benchmarks|reports)/[\w./-]+\.\w+)`", page.read_text()
+        r"`((?:draftlab|docs|data|tests|benchmarks|reports|reproduction)/[\w./-]+\.\w+)`",
+        page.read_text(),
     )
     for path in named:
         assert (ROOT / path).exists(), path

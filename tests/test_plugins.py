@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from draftlab.errors import InputError
-from draftlab.evaluation import evaluate
 from draftlab.plugins import Plugin, load_plugins
 from draftlab.predictors.baselines import PREDICTORS
+from draftlab.studies.evaluate import evaluate
 from draftlab.synth import synth_log
 
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"

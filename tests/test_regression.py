@@ -38,7 +38,7 @@ def test_it_is_the_shared_slope_fit() -> None:
     log_odds = fit.log_odds(X[:, 1], X[:, 0].astype(int))
     np.testing.assert_allclose(model.decision_function(X), log_odds)
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], expit(log_odds))
-    own = AcceptanceRegression(position_column=0, own_slopes=True).fit(X, y)
+    own = AcceptanceRegression(position_column=0, slope_per_position=True).fit(X, y)
     other = fit_own_slopes(X[:, 1].copy(), X[:, 0].astype(int), y, 3)
     np.testing.assert_allclose(own.coef_[:, 0], other.slopes)
     np.testing.assert_allclose(
@@ -72,4 +72,4 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="whole numbers"):
         AcceptanceRegression(position_column=1).fit(X, y)
     with pytest.raises(ValueError, match="single feature"):
-        AcceptanceRegression(own_slopes=True).fit(X, y)
+        AcceptanceRegression(slope_per_position=True).fit(X, y)

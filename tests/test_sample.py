@@ -19,7 +19,7 @@ from draftlab.log.checks import run_checks
 from draftlab.log.summary import proposals
 
 if TYPE_CHECKING:
-    from draftlab.evaluation import Evaluation
+    from draftlab.studies.evaluate import Evaluation
 
 ROOT = Path(__file__).parent.parent
 SAMPLE, SAMPLE_T1 = ROOT / "data" / "sample", ROOT / "data" / "sample-t1"

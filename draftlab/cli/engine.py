@@ -23,7 +23,7 @@ from draftlab.cli.options import (
 from draftlab.errors import InputError
 
 if TYPE_CHECKING:
-    from draftlab.engine.collect import NamedAdmission, Progress, Settings
+    from draftlab.engine.collect import CollectSettings, NamedAdmission, Progress
     from draftlab.hooks.doctor import Diagnosis
 
 app = typer.Typer()
@@ -136,21 +136,21 @@ def _collect_reference(
     quiet: bool,
 ) -> Path:
     require_engine()
-    from draftlab.engine.collect import Settings
+    from draftlab.engine.collect import CollectSettings
 
     name, cost, log = trimming
     admission = None
     if name is not None:
         K = settings["num_speculative_tokens"]
         admission = _make_admission(name, cost, log, K)
-    return _collect(out, Settings(**settings), admission=admission, quiet=quiet)
+    return _collect(out, CollectSettings(**settings), admission=admission, quiet=quiet)
 
 
 def _make_admission(
     name: str, cost: str | None, log: str | None, num_speculative_tokens: int
 ) -> NamedAdmission:
+    from draftlab.policies.adaptive import coefficients_of, make_admission
     from draftlab.policies.cost import find_cost
-    from draftlab.policies.live import coefficients_of, make_admission
 
     if cost is None:
         raise InputError(
@@ -159,7 +159,7 @@ def _make_admission(
         )
     known = None
     if log is not None:
-        from draftlab.evaluation import evaluate
+        from draftlab.studies.evaluate import evaluate
 
         fitted = ("logit_qmax", "logit_q_sampled") if name == "hybrid" else (name,)
         known = coefficients_of(evaluate(log, predictors=fitted).coefficients)
@@ -213,10 +213,10 @@ def train_head(
 ) -> None:
     """Train a confidence head on the drafter's hidden state."""
     require_engine()
-    from draftlab.engine.collect import Settings
+    from draftlab.engine.collect import CollectSettings
     from draftlab.engine.training import train_head as run
 
-    settings = Settings(
+    settings = CollectSettings(
         target=target,
         drafter=drafter,
         skip_layers=parse_layers(skip_layers),
@@ -264,12 +264,12 @@ def profile(
 ) -> None:
     """Measure what a step of the reference engine costs here, by its size."""
     require_engine()
-    from draftlab.engine.collect import Settings
+    from draftlab.engine.collect import CollectSettings
     from draftlab.engine.profile import CONCURRENCIES
     from draftlab.engine.profile import profile as run
     from draftlab.policies.cost import StepSizes, table_from_steps
 
-    settings = Settings(
+    settings = CollectSettings(
         target=target,
         drafter=drafter,
         skip_layers=parse_layers(skip_layers),
@@ -342,31 +342,33 @@ def demo(
 ) -> None:
     """Do the whole job on the embedded default, from collecting to the report."""
     require_engine()
-    from draftlab.engine.collect import Settings
+    from draftlab.engine.collect import CollectSettings
 
-    folder = _collect(out / "log", Settings(max_labelled=max_labelled, seed=seed), quiet=quiet)
+    folder = _collect(
+        out / "log", CollectSettings(max_labelled=max_labelled, seed=seed), quiet=quiet
+    )
     index = _study(folder, out, quiet=quiet)
     say(f"log     {folder}\nreport  {index}", quiet=quiet)
 
 
 def _study(log: Path, out: Path, *, quiet: bool) -> Path:
     """Run every experiment over a log and write the report."""
-    from draftlab.auditing import audit
-    from draftlab.evaluation import evaluate
     from draftlab.log.reader import open_log
     from draftlab.online.vllm import Constants
     from draftlab.policies.cost import find_cost
-    from draftlab.replaying import Settings, replay
+    from draftlab.reporting.console.studies import print_simulation
     from draftlab.reporting.render import report
     from draftlab.reporting.replays import print_replay
-    from draftlab.reporting.studies import print_simulation
     from draftlab.reporting.tables import print_evaluation
-    from draftlab.simulation import simulate
+    from draftlab.studies.audit.audit import audit
+    from draftlab.studies.evaluate import evaluate
+    from draftlab.studies.replay.replay import ReplaySettings, replay
+    from draftlab.studies.simulate.simulate import simulate
 
     opened = open_log(log)
     evaluated = evaluate(opened, out=out)
     # A short log holds fewer steps than vLLM's interval of 100.
-    settings = Settings(constants=Constants(refit_interval=10), window=10)
+    settings = ReplaySettings(constants=Constants(refit_interval=10), window=10)
     replayed = replay(opened, settings=settings, out=out)
     # This drafter is slower than plain decoding on a CPU, so the economics are those of a model.
     simulated = simulate(
@@ -402,7 +404,7 @@ _SAMPLE = Path("data/sample")
 
 
 def _collect(
-    out: Path, settings: Settings, *, admission: NamedAdmission | None = None, quiet: bool
+    out: Path, settings: CollectSettings, *, admission: NamedAdmission | None = None, quiet: bool
 ) -> Path:
     from draftlab.engine.collect import collect as run
 

@@ -61,7 +61,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
 Selected = Annotated[
-    bool, typer.Option("--allow-selected", help="Use a log that was trimmed live all the same.")
+    bool, typer.Option("--allow-trimmed", help="Use a log that was trimmed live all the same.")
 ]
 Predictors = Annotated[
     list[str] | None, typer.Option("--predictor", help="Grade only this predictor, repeatable.")
@@ -71,7 +71,9 @@ InSample = Annotated[
 ]
 Folds = Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")]
 Bins = Annotated[int, typer.Option("--n-bins", help="Equal-width bins of ECE.")]
-OwnSlopes = Annotated[bool, typer.Option("--own-slopes", help="Ablation: one slope per position.")]
+OwnSlopes = Annotated[
+    bool, typer.Option("--slope-per-position", help="Ablation: one slope per position.")
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Python file of your own features, repeatable."),

@@ -1,4 +1,4 @@
-"""Commands that study a log: inspect, evaluate, structure, calibrate, replay, simulate, audit."""
+"""Commands that study a log: inspect, evaluate, stability, calibrate, replay, simulate, audit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from draftlab.log.reader import DraftLog
     from draftlab.plugins import Plugin
     from draftlab.policies.cost import CostTable
-    from draftlab.replaying import Settings as ReplaySettings
-    from draftlab.reporting.gathering import Options
+    from draftlab.reporting.run_studies import EvaluateOptions
+    from draftlab.studies.replay.replay import ReplaySettings
 
 app = typer.Typer()
 
@@ -96,8 +96,8 @@ def evaluate(
     in_sample: InSample = False,
     folds: Folds = 5,
     n_bins: Bins = 15,
-    own_slopes: OwnSlopes = False,
-    allow_selected: Selected = False,
+    slope_per_position: OwnSlopes = False,
+    allow_trimmed: Selected = False,
     pool: Pool = False,
     compare_all: Annotated[
         bool, typer.Option("--compare-all", help="Paired differences of every two predictors.")
@@ -108,8 +108,8 @@ def evaluate(
     strict: Strict = False,
 ) -> None:
     """Refit every feature and grade every predictor."""
-    from draftlab.evaluation import evaluate as run
     from draftlab.log.reader import open_log
+    from draftlab.studies.evaluate import evaluate as run
 
     opened = open_log(*log, strict=strict)
     result = run(
@@ -118,8 +118,8 @@ def evaluate(
         in_sample=in_sample,
         folds=folds,
         n_bins=n_bins,
-        own_slopes=own_slopes,
-        allow_selected=allow_selected,
+        slope_per_position=slope_per_position,
+        allow_trimmed=allow_trimmed,
         pool=pool,
         plugin=_plugin(plugin),
         compare="all" if compare_all else "adopted",
@@ -141,10 +141,10 @@ def _plugin(paths: list[str] | None) -> Plugin | None:
 
 
 @app.command()
-def structure(
+def stability(
     log: Logs,
     out: Out = None,
-    allow_selected: Selected = False,
+    allow_trimmed: Selected = False,
     pool: Pool = False,
     json_out: Json = False,
     quiet: Quiet = False,
@@ -152,16 +152,16 @@ def structure(
 ) -> None:
     """Say how coefficients depend on workload and pair, what transfers, learns and drifts."""
     from draftlab.log.reader import open_log
-    from draftlab.structuring import structure as run
+    from draftlab.studies.stability.stability import stability as run
 
     opened = open_log(*log, strict=strict)
-    result = run(opened, allow_selected=allow_selected, pool=pool, out=out)
+    result = run(opened, allow_trimmed=allow_trimmed, pool=pool, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
         names = (
-            "workloads", "workload_correlations", "pairs", "slopes", "transfer", "learning",
-            "several", "achievable", "acceptance_lengths", "second_rank", "drift",
+            "workloads", "workload_correlations", "refit_spread", "slopes", "transfer", "learning",
+            "feature_sets", "ceiling_share", "acceptance_lengths", "second_rank", "change",
         )  # fmt: skip
         _print_tables(result, names, result.notes)
     exit_on_loss(opened)
@@ -175,23 +175,23 @@ def calibrate(
         list[str] | None, typer.Option(help="qmax or confidence, repeatable. [default: both]")
     ] = None,
     n_bins: Annotated[int, typer.Option(help="Equal-width bins of ECE.")] = 15,
-    allow_selected: Selected = False,
+    allow_trimmed: Selected = False,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
     """Fit calibrators on half the prompts, grade them on the others."""
-    from draftlab.calibrating import calibrate as run
     from draftlab.log.reader import open_log
+    from draftlab.studies.calibrate import calibrate as run
 
     opened = open_log(*log, strict=strict)
-    result = run(opened, sources=source, n_bins=n_bins, allow_selected=allow_selected, out=out)
+    result = run(opened, sources=source, n_bins=n_bins, allow_trimmed=allow_trimmed, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
         import polars as pl
 
-        from draftlab.reporting.text import print_table
+        from draftlab.reporting.console.text import print_table
 
         pooled = result.metrics.filter(pl.col("position").is_null())
         columns = ("source", "view", "method", "per_position", "n", "auc", "log_loss", "ece")
@@ -232,10 +232,10 @@ def simulate(
     strict: Strict = False,
 ) -> None:
     """Say what a verification budget policy would have gained on logged drafts."""
-    from draftlab.livecheck import check_live
     from draftlab.log.reader import open_log
-    from draftlab.simulation import CONCURRENCIES
-    from draftlab.simulation import simulate as run
+    from draftlab.studies.simulate.simulate import CONCURRENCIES
+    from draftlab.studies.simulate.simulate import simulate as run
+    from draftlab.studies.simulate.trimming_check import check_live
 
     opened = open_log(*log, strict=strict)
     costs = [_cost(name, opened) for name in cost or ["log"]]
@@ -255,7 +255,7 @@ def simulate(
     if json_out:
         print_json(result.to_dict() | ({"live": checked.to_dict()} if checked else {}))
     elif not quiet:
-        from draftlab.reporting.studies import print_live_check, print_simulation
+        from draftlab.reporting.console.studies import print_live_check, print_simulation
 
         print_simulation(result, new_console())
         if checked is not None:
@@ -266,7 +266,7 @@ def simulate(
 def _cost(name: str, log: DraftLog) -> CostTable:
     """Return a cost table by name: of the log's own steps, a model, or a file."""
     from draftlab.policies.cost import find_cost
-    from draftlab.simulation import cost_of_log
+    from draftlab.studies.simulate.simulate import cost_of_log
 
     return cost_of_log(log) if name == "log" else find_cost(name)
 
@@ -285,14 +285,14 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Say whether predictors and policies keep the target's output distribution."""
-    from draftlab.auditing import THRESHOLDS
-    from draftlab.auditing import audit as run
+    from draftlab.studies.audit.audit import THRESHOLDS
+    from draftlab.studies.audit.audit import audit as run
 
     result = run(log or None, predictors=predictor, thresholds=threshold or THRESHOLDS, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
-        from draftlab.reporting.studies import print_audit
+        from draftlab.reporting.console.studies import print_audit
 
         print_audit(result, new_console())
     if not result.passed:
@@ -301,9 +301,9 @@ def audit(
 
 def _print_tables(result: Any, names: Sequence[str], notes: Sequence[str]) -> None:
     """Print the tables that hold anything, each under its name, then the notes."""
-    from draftlab.reporting.studies import print_notes
-    from draftlab.reporting.studies import say as print_line
-    from draftlab.reporting.text import print_table
+    from draftlab.reporting.console.studies import print_notes
+    from draftlab.reporting.console.studies import say as print_line
+    from draftlab.reporting.console.text import print_table
 
     console = new_console()
     for name in names:
@@ -348,7 +348,7 @@ def replay(
         list[str] | None,
         typer.Option(
             help="Constants to sweep, 'refit-interval=25,50 damping=0,50', repeatable. Also of a "
-            "rival: decay= (decayed), max-step= (limited)."
+            "rival: decay= (exp-decay), max-step= (step-limited)."
         ),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of a sweep.")] = 2,
@@ -369,14 +369,14 @@ def replay(
     from draftlab.log.reader import open_log
     from draftlab.online.rivals import DEFAULT_ESTIMATORS
     from draftlab.online.vllm import Constants
-    from draftlab.replaying import Settings
+    from draftlab.studies.replay.replay import ReplaySettings
 
     if sweep:
         # `--sweep damping=0,50 ridge=0,1`: the option takes one word, the rest look like logs
         sweep += [text for text in log if _is_constant(text)]
         log = [text for text in log if not _is_constant(text)]
     opened = open_log(*log, strict=strict)
-    settings = Settings(
+    settings = ReplaySettings(
         estimators=tuple(estimator or DEFAULT_ESTIMATORS),
         feature=feature,
         constants=Constants(refit_interval, damping, ridge, start_slope, start_intercept),
@@ -404,8 +404,8 @@ def _is_constant(text: str) -> bool:
 def _replay(
     log: DraftLog, settings: ReplaySettings, *, out: Path | None, json_out: bool, quiet: bool
 ) -> None:
-    from draftlab.replaying import replay as run
     from draftlab.reporting.replays import print_replay
+    from draftlab.studies.replay.replay import replay as run
 
     result = run(log, settings=settings, out=out)
     if json_out:
@@ -426,9 +426,9 @@ def _sweep(
     quiet: bool,
 ) -> None:
     from draftlab.log.files import replace_file, to_records
-    from draftlab.reporting.text import print_table
-    from draftlab.sweeping import parse_grid
-    from draftlab.sweeping import sweep as run
+    from draftlab.reporting.console.text import print_table
+    from draftlab.studies.replay.sweep import parse_grid
+    from draftlab.studies.replay.sweep import sweep as run
 
     constants = parse_grid(grid)
     with show_progress("sweeping", None, quiet=quiet or json_out) as advance:
@@ -441,14 +441,14 @@ def _sweep(
             on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
         )
     if out is not None:
-        from draftlab.reporting.sweeps import write_sweep
+        from draftlab.reporting.figures.sweep import write_sweep
 
         replace_file(out / "replay" / "sweep.parquet", table.write_parquet)
         write_sweep(table, out / "replay" / "sweep.svg")
     if json_out:
         print_json({"command": "replay", "sweep": to_records(table)})
     elif not quiet:
-        from draftlab.reporting.sweeps import sweep_table
+        from draftlab.reporting.figures.sweep import sweep_table
 
         say(f"{table['estimator'][0]}, by the constants swept", quiet=quiet)
         print_table(sweep_table(table), new_console())
@@ -465,9 +465,9 @@ def _drift(
 ) -> None:
     from dataclasses import replace
 
-    from draftlab.drifting import default_scenario, drift, parse_scenario
     from draftlab.log.files import to_records
     from draftlab.reporting.replays import print_drift
+    from draftlab.studies.replay.drift import default_scenario, drift, parse_scenario
 
     text, repeat, proposals_per_step = experiment
     if text == "default":
@@ -490,7 +490,7 @@ def _drift(
         print_drift(result, new_console())
 
 
-def _refuse_beside_compare(options: Options, others: dict[str, str | None]) -> None:
+def _refuse_beside_compare(options: EvaluateOptions, others: dict[str, str | None]) -> None:
     defaults = type(options)()._asdict()
     given = [name for name, value in others.items() if value is not None]
     given += [
@@ -532,8 +532,8 @@ def report(
     in_sample: InSample = False,
     folds: Folds = 5,
     n_bins: Bins = 15,
-    own_slopes: OwnSlopes = False,
-    allow_selected: Selected = False,
+    slope_per_position: OwnSlopes = False,
+    allow_trimmed: Selected = False,
     plugin: Plugins = None,
     pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Also write report.pdf.")] = True,
     markdown: Annotated[
@@ -546,15 +546,15 @@ def report(
     strict: Strict = False,
 ) -> None:
     """Write a self-contained report of a log, or of two side by side: HTML, PDF, JSON."""
-    from draftlab.livecheck import check_live
     from draftlab.log.reader import open_log
     from draftlab.reporting import render
-    from draftlab.reporting.gathering import Options
+    from draftlab.reporting.run_studies import EvaluateOptions
+    from draftlab.studies.simulate.trimming_check import check_live
 
     opened = open_log(*log, strict=strict)
     logs = [opened]
-    options = Options(
-        predictor, in_sample, folds, n_bins, own_slopes, allow_selected, _plugin(plugin)
+    options = EvaluateOptions(
+        predictor, in_sample, folds, n_bins, slope_per_position, allow_trimmed, _plugin(plugin)
     )
     if compare:
         _refuse_beside_compare(options, {"--live": live, "--cost": cost})

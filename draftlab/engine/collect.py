@@ -46,7 +46,7 @@ _SEARCH_TOKENS = 48
 
 
 @dataclass(frozen=True)
-class Settings:
+class CollectSettings:
     """What to run. The defaults are the embedded default; `draftlab collect --help` explains."""
 
     target: str = EMBEDDED
@@ -131,7 +131,7 @@ class _Conversation:
 
 def collect(
     out: str | Path,
-    settings: Settings | None = None,
+    settings: CollectSettings | None = None,
     *,
     admission: NamedAdmission | None = None,
     on_step: Callable[[Progress], None] = lambda _: None,
@@ -142,7 +142,7 @@ def collect(
     ----------
     out : path
         Folder of the log; the run becomes a folder in it.
-    settings : Settings, optional
+    settings : CollectSettings, optional
         What to run.
     admission : NamedAdmission, optional
         Adaptive verification, such as `policies.live.make_admission` returns; off unless told.
@@ -159,7 +159,7 @@ def collect(
     InputError
         A setting, checkpoint or prompt file is unusable.
     """
-    settings = settings or Settings()
+    settings = settings or CollectSettings()
     settings.check()
     prompts = read_prompts(settings)
     engine = load_engine(settings)
@@ -211,12 +211,12 @@ class Engine:
         return f"{self.checkpoint.name} + {self.drafter_name}"
 
 
-def read_prompts(settings: Settings, *, suites: Iterable[str] = SUITES) -> list[Prompt]:
+def read_prompts(settings: CollectSettings, *, suites: Iterable[str] = SUITES) -> list[Prompt]:
     """Return the prompts of the settings' files, or of our own suites, interleaved."""
     return load_prompts(settings.prompts) if settings.prompts else load_suites(suites)
 
 
-def load_engine(settings: Settings) -> Engine:
+def load_engine(settings: CollectSettings) -> Engine:
     """Load what the settings name.
 
     Raises
@@ -246,7 +246,7 @@ def load_engine(settings: Settings) -> Engine:
     return Engine(checkpoint, target, tokenizer, stop_tokens, model, name, skip, head)
 
 
-def _head(settings: Settings, pair: str, hidden: int) -> ConfidenceHead | None:
+def _head(settings: CollectSettings, pair: str, hidden: int) -> ConfidenceHead | None:
     if settings.head == "none":
         return None
     if settings.head is None:
@@ -260,7 +260,7 @@ def _head(settings: Settings, pair: str, hidden: int) -> ConfidenceHead | None:
     return head
 
 
-def _dtype(settings: Settings) -> torch.dtype:
+def _dtype(settings: CollectSettings) -> torch.dtype:
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device {settings.device}: torch sees no CUDA device here")
     if settings.dtype != "auto":
@@ -274,7 +274,7 @@ def _dtype(settings: Settings) -> torch.dtype:
 
 
 def _skip_layers(
-    settings: Settings, target: Model, tokenizer: PreTrainedTokenizerBase
+    settings: CollectSettings, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
     wanted = settings.skip_layers
     layers = target.config.num_layers
@@ -293,7 +293,7 @@ def _skip_layers(
 
 
 def _search_texts(
-    settings: Settings, target: Model, tokenizer: PreTrainedTokenizerBase
+    settings: CollectSettings, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> list[list[int]]:
     """Return a few prompts with the target's own greedy answers."""
     prompts = read_prompts(settings)
@@ -342,7 +342,7 @@ class Collector:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CollectSettings,
         engine: Engine,
         prompts: Sequence[Prompt],
         *,
@@ -485,7 +485,9 @@ class Collector:
         return hashlib.sha256((self._salt + text).encode()).hexdigest()[:16]
 
 
-def _run_metadata(settings: Settings, engine: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _run_metadata(
+    settings: CollectSettings, engine: Engine, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     texts = "\0".join(turn for prompt in prompts for turn in prompt.turns)
     return {
         "engine": f"draftlab-reference {provenance.version()}",

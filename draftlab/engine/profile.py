@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftlab.engine.collect import Settings, load_engine
+from draftlab.engine.collect import CollectSettings, load_engine
 from draftlab.engine.decode import Request, SpeculativeDecoder
 from draftlab.engine.drafters import Drafter, LayerSkipDrafter, ModelDrafter
 from draftlab.errors import InputError
@@ -54,7 +54,7 @@ class SameLength:
 
 
 def profile(
-    settings: Settings | None = None,
+    settings: CollectSettings | None = None,
     *,
     concurrencies: Sequence[int] = CONCURRENCIES,
     repetitions: int = REPETITIONS,
@@ -65,7 +65,7 @@ def profile(
 
     Parameters
     ----------
-    settings : Settings, optional
+    settings : CollectSettings, optional
         Models, sampling, K, seed and device; its prompts and concurrency are not read.
     concurrencies : sequence of int
         Requests in a step.
@@ -87,7 +87,7 @@ def profile(
     InputError
         A setting or checkpoint is unusable.
     """
-    settings = settings or Settings()
+    settings = settings or CollectSettings()
     settings.check()
     if not concurrencies or min(concurrencies) < 1 or repetitions < 1 or context_tokens < 2:
         raise InputError(
@@ -101,7 +101,7 @@ def profile(
 
 def measure(
     engine: Engine,
-    settings: Settings,
+    settings: CollectSettings,
     concurrencies: Sequence[int],
     repetitions: int,
     context_tokens: int,
@@ -137,7 +137,7 @@ def measure(
 
 
 def _decoder(
-    engine: Engine, settings: Settings, slots: int, length: int, admission: SameLength
+    engine: Engine, settings: CollectSettings, slots: int, length: int, admission: SameLength
 ) -> SpeculativeDecoder:
     cache = engine.target.new_cache(slots, length)
     return SpeculativeDecoder(
@@ -159,7 +159,7 @@ def _drafter(engine: Engine, cache: KeyValueCache, slots: int) -> Drafter:
 
 
 def _requests(
-    engine: Engine, settings: Settings, count: int, context_tokens: int, room: int
+    engine: Engine, settings: CollectSettings, count: int, context_tokens: int, room: int
 ) -> list[Request]:
     rng = np.random.default_rng(settings.seed)
     prompts = rng.integers(0, engine.target.config.vocab_size, (count, context_tokens))

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from draftlab import provenance
-from draftlab.engine.collect import Collector, Progress, Settings, load_engine, read_prompts
+from draftlab.engine.collect import Collector, CollectSettings, Progress, load_engine, read_prompts
 from draftlab.engine.confidence import ConfidenceHead, save_head
 from draftlab.errors import InputError
 
@@ -82,7 +82,7 @@ class _Memory:
 
 def train_head(
     out: Path,
-    settings: Settings,
+    settings: CollectSettings,
     *,
     label: str = "overlap",
     units: int = UNITS,
@@ -95,7 +95,7 @@ def train_head(
     ----------
     out : path
         File to write, .safetensors.
-    settings : Settings
+    settings : CollectSettings
         The run to learn from; its prompts should be none that the head is graded on. Without
         prompt files the training suite is used.
     label : {"overlap", "accepted"}

@@ -18,8 +18,8 @@ from draftlab.schema import Excluded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from draftlab.hooks.device_copies import PendingCopy
     from draftlab.hooks.settings import HookSettings
-    from draftlab.hooks.transfer import Ticket
 
 logger = logging.getLogger(LOGGER)
 
@@ -61,9 +61,9 @@ class StepEvent:
     num_scheduled: np.ndarray[Any, Any] | None
     offered: int | None
     """Draft positions asked for; None when nothing was proposed."""
-    integers: Ticket | None
+    integers: PendingCopy | None
     """[rows, 4 + K]; None when the ring was full: the verdict is lost."""
-    floats: Ticket | None
+    floats: PendingCopy | None
     """[rows, K, columns]; None when the ring was full: the proposals are dropped."""
     float_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()

@@ -245,10 +245,10 @@ class VllmHook:
             return
         import torch
 
+        from draftlab.hooks.device_copies import PinnedRing
         from draftlab.hooks.metadata import describe_run, read_facts
         from draftlab.hooks.plan import FROM_LOGITS, LIVE, TARGET
         from draftlab.hooks.recorder import Recorder
-        from draftlab.hooks.transfer import Ring
 
         facts = read_facts(self.speculator, self.vllm_config, self.settings)
         num_slots: int = self.req_states.max_num_reqs
@@ -259,9 +259,9 @@ class VllmHook:
         self._names = names
         self._facts = facts
         integers = (num_slots, 4 + self.K)
-        self._integers = Ring(_INTEGER_STEPS, integers, torch.int32, self.device)
+        self._integers = PinnedRing(_INTEGER_STEPS, integers, torch.int32, self.device)
         floats = (num_slots, self.K, len(names))
-        self._floats = Ring(_FLOAT_STEPS, floats, torch.float32, self.device)
+        self._floats = PinnedRing(_FLOAT_STEPS, floats, torch.float32, self.device)
         self.recorder = Recorder(
             self.settings,
             describe_run(self.speculator, self.vllm_config, self.device, facts, self.settings),
@@ -442,7 +442,7 @@ class VllmHook:
     def _copy_floats(self, slots: Any, drafts: Any) -> Any:
         import torch
 
-        from draftlab.hooks.features import draft_features
+        from draftlab.hooks.draft_columns import draft_features
 
         speculator, names = self.speculator, self._names
         shape = (len(slots), self.K, len(names))
@@ -484,7 +484,7 @@ class VllmHook:
 
     def on_verify(self, arguments: dict[str, Any], target_logits: Any) -> None:
         """Compare p and q of the drafts that one call of the rejection sampler judges."""
-        from draftlab.hooks.target import judged_rows, target_columns
+        from draftlab.hooks.target_columns import judged_rows, target_columns
 
         tokens, slots, positions = judged_rows(
             arguments["verify_draft_sampled"],

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftlab.errors import MissingExtraError
-from draftlab.online.estimator import (
-    Estimator,
-    FloatArray,
-    Labels,
-    Refit,
-)
+from draftlab.online.estimator import Estimator, Labels, Refit
 from draftlab.online.smoothing import SMOOTHED
 from draftlab.online.vllm import (
     EARLY,
@@ -25,6 +20,8 @@ from draftlab.online.vllm import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from draftlab._types import FloatArray
 
 MAX_STEP = 1.0
 """Bound of the limited rule: nats that the log-odds of a typical draft may move in one refit."""
@@ -280,13 +277,15 @@ class Entry:
 
 ESTIMATORS: dict[str, Entry] = {
     "vllm": Entry(VllmEstimator, "vLLM's rule as shipped in 0.32 and 0.33", every_label=True),
-    "limited": Entry(
+    "step-limited": Entry(
         LimitedEstimator, "vLLM's rule in a trust region, 1 nat a refit", own=("max_step",)
     ),
-    "decayed": Entry(
+    "exp-decay": Entry(
         DecayedEstimator, "vLLM's rule with sums that decay, by 0.7 a refit", own=("decay",)
     ),
-    "several-steps": Entry(SeveralStepsEstimator, "five Newton steps on each round's rows"),
+    "newton-until-converged": Entry(
+        SeveralStepsEstimator, "five Newton steps on each round's rows"
+    ),
     "early-start": Entry(
         lambda K, c: VllmEstimator(
             K, replace(c, start_slope=EARLY.start_slope, start_intercept=EARLY.start_intercept)
@@ -322,7 +321,7 @@ ESTIMATORS: dict[str, Entry] = {
 }
 """Estimators by name; `replay` adds the ceiling, an offline fit on the same rows."""
 
-DEFAULT_ESTIMATORS = ("vllm", "limited", "decayed", "several-steps", "running-rate")
+DEFAULT_ESTIMATORS = ("vllm", "step-limited", "exp-decay", "newton-until-converged", "running-rate")
 
 OWN_CONSTANTS = tuple(name for entry in ESTIMATORS.values() for name in entry.own)
 """Constants of rivals alone; those of the shipped rule are `Constants`."""

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftlab.online.estimator import FloatArray, Labels, Refit, RoundStatistics
+from draftlab.online.estimator import Labels, Refit, RoundStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from draftlab._types import FloatArray
 
 FEATURE_LIMIT = 40.0
 """Stored features are clipped at +-40 nats."""

@@ -15,8 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from draftlab._types import IntArray, RealArray
+
 
 FLAT = 1e-3
 """Step costs that differ by a smaller share than this are one cost."""
@@ -86,7 +86,7 @@ def choose_budget(
 
 
 def best_prefix(
-    ordered: FloatArray,
+    ordered: RealArray,
     step_ms: npt.ArrayLike,
     *,
     num_sampling_requests: npt.ArrayLike,
@@ -177,7 +177,7 @@ def allocate(survivals: npt.ArrayLike, budget: npt.ArrayLike) -> IntArray:
     return np.asarray(by_position.sum(axis=-2), dtype=np.int64)
 
 
-def top(values: FloatArray, budget: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def top(values: RealArray, budget: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which of (..., n) values are the ``budget`` largest; the first of equal ones.
 
     -inf is never chosen.
@@ -222,7 +222,7 @@ def is_flat(step_ms: npt.ArrayLike) -> bool:
     return bool(costs.max() <= costs.min() * (1 + FLAT))
 
 
-def _scheduled(survivals: npt.ArrayLike) -> FloatArray:
+def _scheduled(survivals: npt.ArrayLike) -> RealArray:
     """Return survivals with -inf for what is not scheduled; float32 stays as it is."""
     values = np.asarray(survivals)
     if values.dtype != np.float32:
@@ -231,8 +231,8 @@ def _scheduled(survivals: npt.ArrayLike) -> FloatArray:
 
 
 def _rates(
-    ordered: FloatArray, step_ms: npt.ArrayLike, num_sampling_requests: npt.ArrayLike
-) -> FloatArray:
+    ordered: RealArray, step_ms: npt.ArrayLike, num_sampling_requests: npt.ArrayLike
+) -> RealArray:
     """Return expected tokens per ms at B = 0..n, -inf where B is more than is scheduled."""
     base = np.asarray(num_sampling_requests, dtype=np.float64)
     costs = np.asarray(step_ms, dtype=np.float64)
@@ -244,7 +244,7 @@ def _rates(
     return rate
 
 
-def _first_fall(rate: FloatArray) -> IntArray:
+def _first_fall(rate: RealArray) -> IntArray:
     falls = np.diff(rate, axis=-1) < 0
     never = np.full(falls.shape[:-1], rate.shape[-1] - 1)
     return np.asarray(np.where(falls.any(axis=-1), falls.argmax(axis=-1), never))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+    from draftlab._types import FloatArray
+
 Rule = Literal["stairs", "linear", "clamped", "floor"]
 RULES: dict[str, str] = {
     "stairs": "the next point up to the capture limit, linear above it (vLLM)",

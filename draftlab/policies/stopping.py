@@ -6,15 +6,15 @@ a rule that acts while drafting saves draft time too. Arrays are (P, K): proposa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
+    from draftlab._types import IntArray
+
 
 STATIC_THRESHOLD = 0.5
 REJECTION_THRESHOLD = 0.3

@@ -7,16 +7,15 @@ what follows the last emitted token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+    from draftlab._types import BoolArray, FloatArray, IntArray
+
 
 TOP = 8
 """Nodes expanded at each level, and children of each (EAGLE-2's code)."""

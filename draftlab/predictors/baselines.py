@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import polars as pl
 
+from draftlab._types import FloatArray
 from draftlab.errors import InputError
 from draftlab.features import FEATURES, LOG_ODDS_LIMIT, Drafting, Feature, beyond, clamp
-from draftlab.metrics import FloatArray
 from draftlab.predictors.logistic import (
     Fit,
     Positions,
@@ -25,7 +25,7 @@ from draftlab.predictors.logistic import (
 )
 
 if TYPE_CHECKING:
-    from draftlab.metrics import BoolArray
+    from draftlab._types import BoolArray
 
 
 class Fitter(Protocol):

@@ -20,7 +20,7 @@ from draftlab.predictors.several import fit_several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from draftlab.metrics import BoolArray, FloatArray, IntArray
+    from draftlab._types import BoolArray, FloatArray, IntArray
 
 THIN_ROWS = 200
 """Fewer rows are called thin: the published learning curve stops rising at about 250."""

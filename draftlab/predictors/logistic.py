@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from draftlab.metrics import BoolArray, FloatArray, IntArray, sum_by
+from draftlab.metrics import sum_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from draftlab._types import BoolArray, FloatArray, IntArray
 
 Status = Literal["converged", "separable", "not_converged"]
 Positions = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]

@@ -16,7 +16,7 @@ from draftlab.predictors.logistic import (
 )
 
 if TYPE_CHECKING:
-    from draftlab.metrics import BoolArray, FloatArray, IntArray
+    from draftlab._types import BoolArray, FloatArray, IntArray
 
 _MAX_HALVINGS = 40
 _BLOCK = 8192

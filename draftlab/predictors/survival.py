@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from draftlab.metrics import FloatArray
+    from draftlab._types import FloatArray
 
 
 _BLOCK = 4096

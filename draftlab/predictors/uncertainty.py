@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import expit, stdtrit
 
-from draftlab.intervals import LEVEL, half_width
 from draftlab.metrics import divide, sum_by
+from draftlab.metrics.intervals import LEVEL, half_width
 
 if TYPE_CHECKING:
-    from draftlab.metrics import BoolArray, FloatArray, IntArray
+    from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.predictors.logistic import Fit, Positions
 
 
@@ -52,7 +52,7 @@ def coefficient_intervals(
     accepted: BoolArray,
     group: IntArray,
     *,
-    own_slopes: bool = False,
+    slope_per_position: bool = False,
 ) -> HalfWidths:
     """Return half the 95 % intervals of a fit, by group, with the t quantile of G - 1.
 
@@ -64,14 +64,14 @@ def coefficient_intervals(
         As in `fit_logistic`.
     group : (n,) int
         Codes of (run, group), from 0.
-    own_slopes : bool
+    slope_per_position : bool
         The fit is that of `fit_own_slopes`.
 
     Returns
     -------
     HalfWidths
         All NaN unless the fit converged and there are two groups; a position without rows has
-        NaN, and under ``own_slopes`` so does one with rows of one group only.
+        NaN, and under ``slope_per_position`` so does one with rows of one group only.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def coefficient_intervals(
     K = len(fit.intercepts)
     if fit.status != "converged":
         return HalfWidths(np.full(K, np.nan), np.full(K, np.nan))
-    num_groups = int(group.max()) + 1
+    num_prompts = int(group.max()) + 1
     prob = expit(fit.log_odds(feature, position))
     weight = prob * (1 - prob)
     square, cross, size = (
@@ -94,23 +94,23 @@ def coefficient_intervals(
     )
     code = group.astype(np.int64) * K + position
     of_rate, of_feature = (
-        sum_by(code, values, num_groups * K).reshape(num_groups, K)
+        sum_by(code, values, num_prompts * K).reshape(num_prompts, K)
         for values in (accepted - prob, (accepted - prob) * feature)
     )
     mean = np.nan_to_num(divide(cross, size))
     alone = of_feature - mean * of_rate
     information = square - mean * cross
-    if own_slopes:
+    if slope_per_position:
         of_slope = divide(alone, information)
     else:
         # one slope for all positions
         of_slope = np.repeat(divide(alone.sum(axis=1, keepdims=True), information.sum()), K, axis=1)
     of_intercept = divide(of_rate - cross * of_slope, size)
-    seen = np.bincount(code, minlength=num_groups * K).reshape(num_groups, K) > 0
+    seen = np.bincount(code, minlength=num_prompts * K).reshape(num_prompts, K) > 0
     everywhere = np.broadcast_to(seen.any(axis=1, keepdims=True), seen.shape)
     return HalfWidths(
-        _half_widths(of_slope, seen if own_slopes else everywhere, fit.counts),
-        _half_widths(of_intercept, seen if own_slopes else everywhere, fit.counts),
+        _half_widths(of_slope, seen if slope_per_position else everywhere, fit.counts),
+        _half_widths(of_intercept, seen if slope_per_position else everywhere, fit.counts),
     )
 
 

@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab import published
 from draftlab.log.checks import run_checks
-from draftlab.reporting import appendix, blocks, tables
-from draftlab.reporting import evaluation_sections as of_evaluation
-from draftlab.reporting import policy_sections as of_policies
-from draftlab.reporting import structure_sections as of_structure
+from draftlab.reporting import tables
+from draftlab.reporting.sections import appendix, blocks
+from draftlab.reporting.sections import evaluate as of_evaluation
+from draftlab.reporting.sections import policies as of_policies
+from draftlab.reporting.sections import stability as of_stability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import polars as pl
 
-    from draftlab.evaluation import Evaluation
     from draftlab.log.reader import DraftLog
-    from draftlab.reporting.blocks import Block
-    from draftlab.reporting.gathering import Studies
-    from draftlab.reporting.tables import Cell
-    from draftlab.simulation import Simulation
-    from draftlab.structuring import Structure
+    from draftlab.reporting.run_studies import Studies
+    from draftlab.reporting.sections.blocks import Block
+    from draftlab.reporting.tables import CellKey
+    from draftlab.studies.evaluate import Evaluation
+    from draftlab.studies.simulate.simulate import Simulation
+    from draftlab.studies.stability.stability import Stability
 
 FORMAT_VERSION = 2
 """Of report.json."""
@@ -32,7 +33,7 @@ Sections = dict[str, list["Block"]]
 """Of one study, by the id of the cell that they are about; "" for those of the whole log."""
 
 
-def draw_study(name: str, study: Any, cells: dict[str, Cell]) -> Sections:
+def draw_study(name: str, study: Any, cells: dict[str, CellKey]) -> Sections:
     """Return the sections of a study, its figures drawn; ``name`` as in `Studies`."""
     if name in _OF_LOG:
         return {"": [_OF_LOG[name](study)]}
@@ -44,7 +45,7 @@ def draw_study(name: str, study: Any, cells: dict[str, Cell]) -> Sections:
     }
 
 
-def _evaluation_sections(evaluation: Evaluation, cell: Cell, name: str) -> list[Block | None]:
+def _evaluation_sections(evaluation: Evaluation, cell: CellKey, name: str) -> list[Block | None]:
     return [
         of_evaluation.results(evaluation, cell, f"{name}-results"),
         of_evaluation.orders(evaluation, cell, f"{name}-orders"),
@@ -56,25 +57,25 @@ def _evaluation_sections(evaluation: Evaluation, cell: Cell, name: str) -> list[
     ]
 
 
-def _structure_sections(structure: Structure, cell: Cell, name: str) -> list[Block | None]:
-    if not len(_rows_of(structure.pairs, cell)):
+def _stability_sections(stability: Stability, cell: CellKey, name: str) -> list[Block | None]:
+    if not len(_rows_of(stability.refit_spread, cell)):
         return []
     return [
-        of_structure.workloads(structure, cell, f"{name}-workloads"),
-        of_structure.stability(structure, cell, f"{name}-stability"),
-        of_structure.achievable(structure, cell, f"{name}-achievable"),
+        of_stability.workloads(stability, cell, f"{name}-workloads"),
+        of_stability.stability(stability, cell, f"{name}-stability"),
+        of_stability.achievable(stability, cell, f"{name}-achievable"),
     ]
 
 
-def _simulation_sections(simulation: Simulation, cell: Cell, name: str) -> list[Block | None]:
+def _simulation_sections(simulation: Simulation, cell: CellKey, name: str) -> list[Block | None]:
     if not len(_rows_of(simulation.frontier, cell)):
         return []
     return [of_policies.budgets(simulation, cell, f"{name}-budgets")]
 
 
-_OF_CELL: dict[str, Callable[[Any, Cell, str], list[Block | None]]] = {
+_OF_CELL: dict[str, Callable[[Any, CellKey, str], list[Block | None]]] = {
     "evaluation": _evaluation_sections,
-    "structure": _structure_sections,
+    "stability": _stability_sections,
     "simulation": _simulation_sections,
 }
 _OF_LOG: dict[str, Callable[[Any], Block]] = {
@@ -86,7 +87,7 @@ _OF_LOG: dict[str, Callable[[Any], Block]] = {
 """Both in the report's order."""
 
 
-def named_cells(evaluation: Evaluation) -> dict[str, Cell]:
+def named_cells(evaluation: Evaluation) -> dict[str, CellKey]:
     """Return the cells of an evaluation by their ids."""
     return {f"cell-{i}": cell for i, cell in enumerate(tables.cells(evaluation))}
 
@@ -141,7 +142,7 @@ def build_report(
     return blocks.strict(content), svgs
 
 
-def facts(log: DraftLog, cells: list[Cell]) -> list[list[str]]:
+def facts(log: DraftLog, cells: list[CellKey]) -> list[list[str]]:
     """Return what stands in the title block: key and value."""
     of_input = log.runs[0].metadata
     engines = dict.fromkeys(str(run.metadata["engine"]) for run in log.runs)
@@ -189,12 +190,12 @@ def _join(values: Any) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
-def _title(cells: list[Cell]) -> str:
+def _title(cells: list[CellKey]) -> str:
     pairs = list(dict.fromkeys(cell.pair for cell in cells))
     return pairs[0] if len(pairs) == 1 else f"{len(pairs)} pairs"
 
 
-def heading(cell: Cell, cells: list[Cell]) -> str:
+def heading(cell: CellKey, cells: list[CellKey]) -> str:
     """Return the heading of a cell; it names the pair only where there are several."""
     several = len({other.pair for other in cells}) > 1
     drafting = f"{cell.drafting} drafting, K = {cell.num_speculative_tokens}"
@@ -214,5 +215,5 @@ def _gather_sections(
     ]
 
 
-def _rows_of(frame: pl.DataFrame, cell: Cell) -> pl.DataFrame:
+def _rows_of(frame: pl.DataFrame, cell: CellKey) -> pl.DataFrame:
     return tables.of_cell(frame, cell) if len(frame) else frame

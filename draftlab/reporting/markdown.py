@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from draftlab.reporting import blocks
+from draftlab.reporting.sections import blocks
 from draftlab.reporting.tables import to_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from draftlab.reporting.blocks import Block
+    from draftlab.reporting.sections.blocks import Block
 
 SHOWN = (
     *("results", "orders", "against", "positions", "setup", "predictors", "acceptance"),

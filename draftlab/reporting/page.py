@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from draftlab.reporting import blocks
+from draftlab.reporting.sections import blocks
 
 if TYPE_CHECKING:
-    from draftlab.reporting.blocks import Block
+    from draftlab.reporting.sections.blocks import Block
 
 
 def render_html(content: dict[str, Any], svgs: dict[str, str]) -> str:

@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftlab.reporting import blocks
+from draftlab.reporting.sections import blocks
 
 if TYPE_CHECKING:
-    from draftlab.reporting.blocks import Block
+    from draftlab.reporting.sections.blocks import Block
 
 
 def write_pdf(content: dict[str, Any], svgs: dict[str, str], path: Path) -> None:

@@ -6,31 +6,31 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftlab.comparing import compare
-from draftlab.evaluation import NUM_FOLDS
+from draftlab.grading.prepare import NUM_FOLDS
 from draftlab.log.files import replace_file, write_json, write_text
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
-from draftlab.reporting.comparison import build_comparison
+from draftlab.parallel import run_threads
 from draftlab.reporting.content import Sections, build_report, draw_study, named_cells
-from draftlab.reporting.gathering import Options, gather
 from draftlab.reporting.page import render_html
 from draftlab.reporting.paper import write_pdf
-from draftlab.threads import run_threads
+from draftlab.reporting.run_studies import EvaluateOptions, gather
+from draftlab.reporting.sections.compare import build_comparison
+from draftlab.studies.compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from draftlab.auditing import Audit
-    from draftlab.drifting import Drift
-    from draftlab.evaluation import Evaluation
-    from draftlab.livecheck import LiveCheck
     from draftlab.plugins import Plugin
     from draftlab.policies.cost import CostTable
-    from draftlab.replaying import Replay
-    from draftlab.reporting.tables import Cell
-    from draftlab.simulation import Simulation
-    from draftlab.structuring import Structure
+    from draftlab.reporting.tables import CellKey
+    from draftlab.studies.audit.audit import Audit
+    from draftlab.studies.evaluate import Evaluation
+    from draftlab.studies.replay.drift import Drift
+    from draftlab.studies.replay.replay import Replay
+    from draftlab.studies.simulate.simulate import Simulation
+    from draftlab.studies.simulate.trimming_check import LiveCheck
+    from draftlab.studies.stability.stability import Stability
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
     *,
     evaluation: Evaluation | None = None,
     replay: Replay | None = None,
-    structure: Structure | None = None,
+    stability: Stability | None = None,
     simulation: Simulation | None = None,
     audit: Audit | None = None,
     drift: Drift | None = None,
@@ -49,8 +49,8 @@ def report(
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
     n_bins: int = NUM_BINS,
-    own_slopes: bool = False,
-    allow_selected: bool = False,
+    slope_per_position: bool = False,
+    allow_trimmed: bool = False,
     plugin: Plugin | None = None,
     pdf: bool = True,
 ) -> Path:
@@ -61,7 +61,7 @@ def report(
     log : path, paths or DraftLog
     out : path
         Folder, made if absent.
-    evaluation, replay, structure, simulation, audit, drift : optional
+    evaluation, replay, stability, simulation, audit, drift : optional
         Results of this log; run here when not given. Smooth curves and scores by label need an
         evaluation with ``keep_predictions``. What cannot be run on the log is left out with a
         note, except evaluation and replay.
@@ -70,7 +70,7 @@ def report(
     cost : CostTable, optional
         What policies are simulated with. Unless told, a cost model, and the log's own steps where
         they show that a draft costs something.
-    predictors, in_sample, folds, n_bins, own_slopes, allow_selected, plugin
+    predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
         As in `evaluate`.
     pdf : bool
         Also write the PDF.
@@ -87,11 +87,13 @@ def report(
     """
     content, svgs = make_report(
         open_any(log),
-        Options(predictors, in_sample, folds, n_bins, own_slopes, allow_selected, plugin),
+        EvaluateOptions(
+            predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
+        ),
         cost=cost,
         evaluation=evaluation,
         replay=replay,
-        structure=structure,
+        stability=stability,
         simulation=simulation,
         audit=audit,
         drift=drift,
@@ -102,7 +104,7 @@ def report(
 
 def make_report(
     log: DraftLog,
-    options: Options | None = None,
+    options: EvaluateOptions | None = None,
     *,
     cost: CostTable | None = None,
     typed: Sequence[str] = (),
@@ -114,7 +116,7 @@ def make_report(
     the report; ``given`` are results, see `report`.
     """
     drawn: dict[str, Sections] = {}
-    cells: dict[str, Cell] = {}
+    cells: dict[str, CellKey] = {}
 
     def draw(name: str, study: Any) -> None:
         if name == "evaluation":
@@ -122,7 +124,7 @@ def make_report(
         drawn[name] = draw_study(name, study, cells)
 
     # what is there is drawn while other studies still run
-    studies = gather(log, options or Options(), cost=cost, on_study=draw, **given)
+    studies = gather(log, options or EvaluateOptions(), cost=cost, on_study=draw, **given)
     return build_report(log, studies, drawn, typed)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from draftlab.drifting import RECOVERED
-from draftlab.reporting.style import (
+from draftlab.reporting.console.text import print_table
+from draftlab.reporting.figures.style import (
     COLOURS,
     INK,
     MUTED,
@@ -19,7 +19,7 @@ from draftlab.reporting.style import (
     styled,
 )
 from draftlab.reporting.tables import format_number
-from draftlab.reporting.text import print_table
+from draftlab.studies.replay.drift import RECOVERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-    from draftlab.drifting import Drift
-    from draftlab.replaying import Replay
+    from draftlab.studies.replay.drift import Drift
+    from draftlab.studies.replay.replay import Replay
 
 SUMMARY = (
     "estimator", "n", "log_loss", "regret", "ece", "auc", "refits", "refused", "overshoots",
@@ -401,4 +401,4 @@ DRIFT_DRAWINGS: tuple[Drawing, ...] = (
         "show an ECE above zero even for a perfectly calibrated rule.",
     ),
 )
-"""Figures of the report's drift section, in order; each takes a `draftlab.drifting.Drift`."""
+"""Figures of the report's drift section, in order; each takes a `Drift`."""

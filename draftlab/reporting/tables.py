@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from draftlab.evaluation import Evaluation
+    from draftlab.studies.evaluate import Evaluation
 
 ADOPTED = "logit_qmax"
 """The feature that vLLM adopted."""
@@ -37,7 +37,7 @@ _POSITIONS_PRINTED = 9
 _CELL = ("run", "pair", "drafting")
 
 
-class Cell(NamedTuple):
+class CellKey(NamedTuple):
     """Names one cell of an evaluation."""
 
     run: str
@@ -119,28 +119,28 @@ def format_number(value: object, digits: int = 4) -> str:
     return str(value)
 
 
-def cells(evaluation: Evaluation) -> list[Cell]:
+def cells(evaluation: Evaluation) -> list[CellKey]:
     """Return the cells of an evaluation, in its order."""
     acceptance = evaluation.acceptance
     grouped = acceptance.group_by(_CELL, maintain_order=True)
     # the table has a row for each of the K positions, whether any draft reached it or not
     counted = grouped.agg(pl.col("position").cast(pl.Int64).max() + 1)
-    return [Cell(*row) for row in counted.rows()]
+    return [CellKey(*row) for row in counted.rows()]
 
 
-def of_cell(frame: pl.DataFrame, cell: Cell) -> pl.DataFrame:
+def of_cell(frame: pl.DataFrame, cell: CellKey) -> pl.DataFrame:
     """Return the rows of one cell, without the columns that name it."""
     mine = frame.filter(run=cell.run, pair=cell.pair, drafting=cell.drafting)
     return mine.drop(_CELL)
 
 
-def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataFrame:
+def headline_table(evaluation: Evaluation, cell: CellKey | None = None) -> pl.DataFrame:
     """Return the published feature table with our columns, one row per predictor.
 
     Parameters
     ----------
     evaluation : Evaluation
-    cell : Cell, optional
+    cell : CellKey, optional
         Needed when the evaluation holds several.
 
     Returns
@@ -171,13 +171,13 @@ def headline_table(evaluation: Evaluation, cell: Cell | None = None) -> pl.DataF
         **theirs,
     ).select(
         "predictor", "name", "remark", "section", "lossless", "fitted", *METRICS, "ece_null",
-        "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "selected",
+        "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "trimmed",
         *theirs, *_ENDS,
     ).sort(pl.col("section").replace_strict(_SECTIONS), maintain_order=True)  # fmt: skip
 
 
 def by_position(
-    evaluation: Evaluation, cell: Cell, predictors: Iterable[str] | None = None
+    evaluation: Evaluation, cell: CellKey, predictors: Iterable[str] | None = None
 ) -> pl.DataFrame:
     """Return the metrics at each position, for the predictors that were graded.
 
@@ -211,19 +211,19 @@ _OWN_FIT = tuple(
 )
 
 
-def workload_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+def workload_table(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
     """Return one row per dataset: what was accepted, and how the adopted feature did.
 
     Returns
     -------
     DataFrame
-        dataset, n, n_groups, rate (conditional acceptance), mean_entropy (nats), slope and
+        dataset, n, n_prompts, rate (conditional acceptance), mean_entropy (nats), slope and
         intercept_0 of the adopted feature fitted to this dataset alone, both with _low and _high
         (95 % by prompt), its auc, log_loss and ece under the common fit.
     """
     rows = of_cell(evaluation.metrics, cell).filter(scope="dataset", view="conditional")
     adopted = rows.filter(predictor=ADOPTED).select(
-        "dataset", "n", "n_groups", (pl.col("n_accepted") / pl.col("n")).alias("rate"), *METRICS
+        "dataset", "n", "n_prompts", (pl.col("n_accepted") / pl.col("n")).alias("rate"), *METRICS
     )
     alone = (
         of_cell(evaluation.coefficients, cell)
@@ -234,11 +234,11 @@ def workload_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
         adopted.join(_mean_entropy(evaluation, cell), on="dataset", how="left")
         .join(alone.select("dataset", *_OWN_FIT), on="dataset", how="left")
         .sort("rate", "dataset", descending=[True, False])
-        .select("dataset", "n", "n_groups", "rate", "mean_entropy", *_OWN_FIT, *METRICS)
+        .select("dataset", "n", "n_prompts", "rate", "mean_entropy", *_OWN_FIT, *METRICS)
     )
 
 
-def coefficient_table(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+def coefficient_table(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
     """Return one row per fitted feature: the fit on all rows.
 
     Returns
@@ -299,11 +299,11 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         _print(console, f"note: {note}")
 
 
-def describe(evaluation: Evaluation, cell: Cell) -> list[str]:
+def describe(evaluation: Evaluation, cell: CellKey) -> list[str]:
     """Return what was run and how, as a few lines of plain text; the first names the cell."""
     table = headline_table(evaluation, cell)
     shown = table.row(0, named=True)
-    groups = of_cell(evaluation.metrics, cell).filter(scope="overall")["n_groups"].max()
+    groups = of_cell(evaluation.metrics, cell).filter(scope="overall")["n_prompts"].max()
     lines = [
         f"{cell.pair}, {cell.drafting} drafting, K = {cell.num_speculative_tokens}",
         f"run {cell.run}",
@@ -329,7 +329,7 @@ def fit_style(evaluation: Evaluation) -> str:
     return f"cross-fitted, {evaluation.settings['folds']} folds by prompt"
 
 
-def excluded_text(evaluation: Evaluation, cell: Cell) -> str:
+def excluded_text(evaluation: Evaluation, cell: CellKey) -> str:
     """Return the rows that were not graded, by reason."""
     rows = of_cell(evaluation.exclusions, cell)
     reasons = rows.filter(pl.col("reason") != "total")
@@ -342,7 +342,7 @@ def excluded_text(evaluation: Evaluation, cell: Cell) -> str:
     return (", ".join(parts) or "none") + (several if reasons["rows"].sum() > total else "")
 
 
-def _calibration_line(evaluation: Evaluation, cell: Cell) -> str:
+def _calibration_line(evaluation: Evaluation, cell: CellKey) -> str:
     """Return what ECE perfect calibration of the adopted feature would show, in words."""
     table = headline_table(evaluation, cell)
     adopted = table.filter(predictor=ADOPTED)
@@ -351,14 +351,14 @@ def _calibration_line(evaluation: Evaluation, cell: Cell) -> str:
     return f"perfect calibration of {shown['name']} would show ECE {null} here, 95 % below {high}"
 
 
-def _only(evaluation: Evaluation) -> Cell:
+def _only(evaluation: Evaluation) -> CellKey:
     found = cells(evaluation)
     if len(found) != 1:
         raise ValueError(f"wanted one of the cells {found}: they are not pooled")
     return found[0]
 
 
-def _mean_entropy(evaluation: Evaluation, cell: Cell) -> pl.DataFrame:
+def _mean_entropy(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
     """Return the mean entropy of each dataset over its graded rows, weighted by position."""
     rows = of_cell(evaluation.acceptance, cell).filter(pl.col("dataset").is_not_null())
     weighted = pl.col("mean_entropy").fill_nan(None) * pl.col("n_observed")
@@ -421,7 +421,7 @@ def _rich_headline(table: pl.DataFrame) -> Table:
     return out
 
 
-def _rich_differences(evaluation: Evaluation, cell: Cell) -> Table:
+def _rich_differences(evaluation: Evaluation, cell: CellKey) -> Table:
     """Return the adopted feature minus the others, paired, with 95 % intervals by prompt."""
     from rich import box
     from rich.table import Table

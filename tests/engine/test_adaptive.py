@@ -10,9 +10,9 @@ import pytest
 
 from draftlab.engine.decode import Request, SpeculativeDecoder
 from draftlab.engine.drafters import LayerSkipDrafter
-from draftlab.policies.conformity import audit_engine
+from draftlab.policies.adaptive import AdaptiveVerification, make_admission
 from draftlab.policies.cost import CostTable, Curve
-from draftlab.policies.live import AdaptiveVerification, make_admission
+from draftlab.studies.audit.conformity import audit_engine
 from tests.engine.models import continuation_probabilities, run, tiny_model, truncation
 from tests.engine.test_decode import graded, greedy_requests
 

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftlab import evaluate, open_log
-from draftlab.engine.collect import Progress, Settings, collect
+from draftlab.engine.collect import CollectSettings, Progress, collect
 from draftlab.engine.confidence import ConfidenceHead, load_head, save_head
 from draftlab.engine.training import train_head
 from draftlab.errors import InputError
@@ -73,7 +73,7 @@ def prompts(tmp_path: Path) -> tuple[str, ...]:
     return (str(tmp_path / "first.jsonl"), str(tmp_path / "second.jsonl"))
 
 
-def settings(checkpoint: str, prompts: tuple[str, ...], **changes: Any) -> Settings:
+def settings(checkpoint: str, prompts: tuple[str, ...], **changes: Any) -> CollectSettings:
     defaults: dict[str, Any] = {
         "target": checkpoint,
         "skip_layers": (1,),
@@ -85,7 +85,7 @@ def settings(checkpoint: str, prompts: tuple[str, ...], **changes: Any) -> Setti
         "max_new_tokens": 12,
         "dtype": "float32",
     }
-    return Settings(**defaults | changes)
+    return CollectSettings(**defaults | changes)
 
 
 def test_a_collected_log_is_complete_and_sound(

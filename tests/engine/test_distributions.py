@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 
 from draftlab import open_log
-from draftlab.auditing import audit, read_distributions
-from draftlab.engine.collect import Settings, collect
+from draftlab.engine.collect import CollectSettings, collect
 from draftlab.engine.distributions import TAIL, DistributionSample
 from draftlab.errors import InputError
 from draftlab.log.checks import run_checks
+from draftlab.policies.adaptive import make_admission
 from draftlab.policies.cost import CostTable, Curve
-from draftlab.policies.live import make_admission
-from draftlab.simulation import simulate
+from draftlab.studies.audit.audit import audit, read_distributions
+from draftlab.studies.simulate.simulate import simulate
 from tests.engine.models import make_decoder, run, tiny_model
 from tests.engine.test_adaptive import sampled
 from tests.engine.test_collect import make_checkpoint
@@ -85,21 +85,21 @@ def test_what_is_not_kept_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> CollectSettings:
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("target"))
     prompts = tmp_path_factory.mktemp("prompts") / "letters.jsonl"
     words = ["abc", "hello", "some words", "the cat", "zebra", "quick fox", "lazy dog", "a b c d"]
     prompts.write_text(
         "\n".join(f'{{"id": "{i}", "prompt": "{word}"}}' for i, word in enumerate(words))
     )
-    return Settings(
+    return CollectSettings(
         target=checkpoint, prompts=(str(prompts),), temperature=1.0, top_p=0.9, concurrency=4,
         max_new_tokens=40, num_speculative_tokens=3, skip_layers=(1,), dtype="float32",
         log_distributions=64, seed=3,
     )  # fmt: skip
 
 
-def test_a_collected_log_is_audited(settings: Settings, tmp_path: Path) -> None:
+def test_a_collected_log_is_audited(settings: CollectSettings, tmp_path: Path) -> None:
     folder = collect(tmp_path, settings)
     rows = read_distributions(folder)
     assert rows is not None
@@ -113,7 +113,7 @@ def test_a_collected_log_is_audited(settings: Settings, tmp_path: Path) -> None:
     assert result.passed
 
 
-def test_trimming_is_written_down(settings: Settings, tmp_path: Path) -> None:
+def test_trimming_is_written_down(settings: CollectSettings, tmp_path: Path) -> None:
     admission = make_admission("online-vllm", COST, 3)
     folder = collect(tmp_path, settings, admission=admission)
     log = open_log(folder)

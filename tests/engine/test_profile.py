@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from draftlab.engine.collect import Settings
+from draftlab.engine.collect import CollectSettings
 from draftlab.engine.profile import profile
 from draftlab.errors import InputError
 from draftlab.policies.cost import StepSizes, read_cost, table_from_steps
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(
+def settings(tmp_path_factory: pytest.TempPathFactory) -> CollectSettings:
+    return CollectSettings(
         target=make_checkpoint(tmp_path_factory.mktemp("target")),
         skip_layers=(1,),
         dtype="float32",
@@ -27,7 +27,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     )
 
 
-def test_every_size_is_measured(settings: Settings, tmp_path: Path) -> None:
+def test_every_size_is_measured(settings: CollectSettings, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = profile(
         settings,
@@ -54,6 +54,6 @@ def test_every_size_is_measured(settings: Settings, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"concurrencies": ()}, {"concurrencies": (0,)}, {"repetitions": 0}]
 )
-def test_unusable_sizes_are_refused(settings: Settings, options: dict[str, Any]) -> None:
+def test_unusable_sizes_are_refused(settings: CollectSettings, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="at least 1"):
         profile(settings, **options)

@@ -122,7 +122,7 @@ def test_ngram_has_nothing_to_log() -> None:
 def test_notes_tell_what_a_reader_of_the_log_should_know() -> None:
     found = ask(EAGLE | {"rejection_sample_method": "block", "enable_adaptive_verification": True})
     assert any("foreign_method" in note for note in found.notes)
-    assert any("selected" in note for note in found.notes)
+    assert any("trimmed" in note for note in found.notes)
     unset = vllm_doctor(EAGLE, environment={}, installation=GPU)
     assert any("DRAFTLAB_LOG" in note for note in unset.notes)
 

@@ -15,7 +15,7 @@ from draftlab.errors import InputError
 from draftlab.log import reader
 from draftlab.log.checks import run_checks
 from draftlab.log.reader import find_parts
-from draftlab.reporting import gathering
+from draftlab.reporting import run_studies
 from draftlab.reporting.render import make_report
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
@@ -166,7 +166,7 @@ def test_a_report_of_a_remote_log_opens_it_in_both_processes(
 ) -> None:
     synth_log(tmp_path, num_requests=30)
     monkeypatch.setattr(reader, "_uri", lambda path, _: f"file://{path}")
-    monkeypatch.setattr(gathering, "_WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(run_studies, "_WORTH_A_PROCESS", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     content, _ = make_report(open_log(f"file://{tmp_path}"))
     assert {"replay", "audit"} <= {part["id"] for part in content["sections"]}

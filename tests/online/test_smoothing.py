@@ -11,7 +11,7 @@ import pytest
 
 from draftlab.log.writer import LogWriter
 from draftlab.online.smoothing import EMA_WEIGHT, SMOOTHED, Smoother
-from draftlab.replaying import Settings, replay
+from draftlab.studies.replay.replay import ReplaySettings, replay
 from tests.logs import METADATA, proposal
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_the_smoothed_head_is_graded_on_the_labelled_rows(tmp_path: Path) -> Non
     only.unlink()
     for number, (low, high) in enumerate(itertools.pairwise([0, 50, 51, 200, len(whole)])):
         whole[low:high].write_parquet(folder / "drafts" / f"part-{number:05d}.parquet")
-    result = replay(folder, settings=Settings(("ema-head", "head"), offline=False, window=10))
+    result = replay(folder, settings=ReplaySettings(("ema-head", "head"), offline=False, window=10))
     labels = np.ma.concatenate([rows["accepted"] for rows in proposals])
     raw = 1 / (1 + np.exp(-np.concatenate([rows["confidence"] for rows in proposals])))
     for name, p in (("ema-head", np.array(by_hand(proposals))), ("head", raw.astype(np.float64))):

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from draftlab.evaluation import Evaluation, evaluate
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.reporting.content import build_report
-from draftlab.reporting.gathering import Options, Studies, gather
 from draftlab.reporting.render import write_report
+from draftlab.reporting.run_studies import EvaluateOptions, Studies, gather
+from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftlab.reporting.tables import Cell
+    from draftlab.reporting.tables import CellKey
 
 HOSTILE = '<script>alert("x")</script> & $x^2$ --> 日本'
 DATASETS = {"code": 0.5, HOSTILE: 0.0, "chat": -0.5, "maths": 0.2}
@@ -57,7 +57,7 @@ def evaluation(log: DraftLog) -> Evaluation:
 
 @pytest.fixture(scope="session")
 def studies(log: DraftLog, evaluation: Evaluation) -> Studies:
-    return gather(log, Options(), evaluation=evaluation)
+    return gather(log, EvaluateOptions(), evaluation=evaluation)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def folder(
 
 
 @pytest.fixture(scope="session")
-def cells(evaluation: Evaluation) -> dict[str, Cell]:
+def cells(evaluation: Evaluation) -> dict[str, CellKey]:
     from draftlab.reporting.tables import cells
 
     return {cell.run: cell for cell in cells(evaluation)}

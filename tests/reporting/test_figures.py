@@ -16,14 +16,16 @@ import polars as pl
 import pytest
 from matplotlib.text import Text
 
-from draftlab.evaluation import evaluate
 from draftlab.log.reader import open_log
-from draftlab.reporting import calibration_figures, figures, structure_figures
-from draftlab.reporting.heat_maps import Form, Shading, Tile, fill_heat_map
-from draftlab.reporting.names import shorten_all
-from draftlab.reporting.style import STYLE, new_axes, to_svg
+from draftlab.reporting.figures import calibration as calibration_figures
+from draftlab.reporting.figures import predictors as figures
+from draftlab.reporting.figures import stability as stability_figures
+from draftlab.reporting.figures.heat_maps import Form, Shading, Tile, fill_heat_map
+from draftlab.reporting.figures.shorten import shorten_all
+from draftlab.reporting.figures.style import STYLE, new_axes, to_svg
 from draftlab.reporting.tables import cells as cells_of
-from draftlab.structuring import structure
+from draftlab.studies.evaluate import evaluate
+from draftlab.studies.stability.stability import stability
 from draftlab.synth import synth_log
 from tests.reporting.conftest import HOSTILE
 
@@ -34,12 +36,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-    from draftlab.evaluation import Evaluation
-    from draftlab.reporting.style import Drawing
-    from draftlab.reporting.tables import Cell
-    from draftlab.structuring import Structure
+    from draftlab.reporting.figures.style import Drawing
+    from draftlab.reporting.tables import CellKey
+    from draftlab.studies.evaluate import Evaluation
+    from draftlab.studies.stability.stability import Stability
 
-Study = TypeVar("Study", "Evaluation", "Structure")
+Study = TypeVar("Study", "Evaluation", "Stability")
 
 DRAWINGS = (*figures.DRAWINGS, *calibration_figures.DRAWINGS, calibration_figures.LENGTHS)
 each_drawing = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
@@ -53,7 +55,7 @@ each_drawing = pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: 
     ],
 )
 def test_lines_are_the_metrics_by_position(
-    plot: Callable[..., Any], column: str, evaluation: Evaluation, cells: dict[str, Cell]
+    plot: Callable[..., Any], column: str, evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     figure, table = plot(evaluation, cells["plain"])
     (axes,) = figure.axes
@@ -66,7 +68,7 @@ def test_lines_are_the_metrics_by_position(
         assert table.filter(predictor=predictor)["n"].to_list() == wanted["n"].to_list()
 
 
-def test_reliability_holds_the_bins(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_reliability_holds_the_bins(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     figure, table = calibration_figures.plot_reliability(evaluation, cells["head"])
     predictors = ["logit_qmax", "qmax", "confidence"]
     assert table["predictor"].unique(maintain_order=True).to_list() == predictors
@@ -77,14 +79,14 @@ def test_reliability_holds_the_bins(evaluation: Evaluation, cells: dict[str, Cel
         assert drawn[column].to_list() == wanted[column].to_list()
 
 
-def test_labels_add_up(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_labels_add_up(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     _, table = calibration_figures.plot_labels(evaluation, cells["plain"])
     overall = evaluation.metrics.filter(run="plain", scope="overall", predictor="logit_qmax")
     assert table["n_accepted"].sum() == overall["n_accepted"][0]
     assert (table["n_accepted"] + table["n_rejected"]).sum() == overall["n"][0]
 
 
-def test_acceptance_and_workloads(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_acceptance_and_workloads(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     _, table = figures.plot_acceptance(evaluation, cells["plain"])
     rows = evaluation.acceptance.filter(pl.col("dataset").is_null(), run="plain")
     assert table["survival_rate"].to_list() == rows["survival_rate"].to_list()
@@ -97,7 +99,7 @@ def test_acceptance_and_workloads(evaluation: Evaluation, cells: dict[str, Cell]
 
 @each_drawing
 def test_svg_is_well_formed_named_and_deterministic(
-    drawing: Drawing, evaluation: Evaluation, cells: dict[str, Cell]
+    drawing: Drawing, evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     texts = []
     for _ in range(2):
@@ -115,7 +117,9 @@ def test_svg_is_well_formed_named_and_deterministic(
 
 
 @each_drawing
-def test_captions_hold_n(drawing: Drawing, evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_captions_hold_n(
+    drawing: Drawing, evaluation: Evaluation, cells: dict[str, CellKey]
+) -> None:
     _, table = drawing.plot(evaluation, cells["head"])
     assert drawing.caption(table).startswith("n = ")
     assert len(drawing.alt(table)) > 20
@@ -123,7 +127,7 @@ def test_captions_hold_n(drawing: Drawing, evaluation: Evaluation, cells: dict[s
 
 
 def test_drawing_leaves_the_style_of_the_process(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     before = dict(mpl.rcParams)
     figures.plot_auc_by_position(evaluation, cells["plain"])
@@ -132,7 +136,7 @@ def test_drawing_leaves_the_style_of_the_process(
 
 def test_nothing_here_loads_pyplot() -> None:
     code = (
-        "import draftlab.reporting.style as f, sys; f.new_axes(2.0); "
+        "import draftlab.reporting.figures.style as f, sys; f.new_axes(2.0); "
         "print('matplotlib.pyplot' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -155,7 +159,7 @@ NAMES: dict[str, Callable[[int], str]] = {
 @pytest.fixture(scope="module", params=[2, 5, 8, 14, 25])
 def workloads(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Evaluation, Structure]:
+) -> tuple[Evaluation, Stability]:
     """Evaluate a log of so many workloads; they are named w0, w1 and so on."""
     shifts = np.random.default_rng(request.param).normal(0, 0.6, request.param)
     folder = tmp_path_factory.mktemp("workloads")
@@ -164,20 +168,20 @@ def workloads(
         datasets={f"w{i}": float(shift) for i, shift in enumerate(shifts)},
     )  # fmt: skip
     log = open_log(folder)
-    return evaluate(log, predictors=["logit_qmax"]), structure(log, achievable=False)
+    return evaluate(log, predictors=["logit_qmax"]), stability(log, ceiling_share=False)
 
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("plot", ["workloads", "transfer", "correlation"])
 def test_texts_of_many_workloads_are_apart(
-    plot: str, kind: str, workloads: tuple[Evaluation, Structure]
+    plot: str, kind: str, workloads: tuple[Evaluation, Stability]
 ) -> None:
     evaluation, found = rename(workloads[0], NAMES[kind]), rename(workloads[1], NAMES[kind])
     cell = cells_of(evaluation)[0]
     draw: dict[str, Callable[[], tuple[Figure, pl.DataFrame]]] = {
         "workloads": lambda: figures.plot_workloads(evaluation, cell),
-        "transfer": lambda: structure_figures.plot_transfer(found, cell),
-        "correlation": lambda: structure_figures.plot_correlation(found, cell),
+        "transfer": lambda: stability_figures.plot_transfer(found, cell),
+        "correlation": lambda: stability_figures.plot_correlation(found, cell),
     }
     figure, table = draw[plot]()
     check_texts(figure)
@@ -217,19 +221,19 @@ def test_numbers_are_left_out_where_a_scale_stands() -> None:
         assert bool(figure.legends) != written
 
 
-def test_points_at_one_place_are_numbered(workloads: tuple[Evaluation, Structure]) -> None:
+def test_points_at_one_place_are_numbered(workloads: tuple[Evaluation, Stability]) -> None:
     found = workloads[1]
     cell = cells_of(workloads[0])[0]
     columns = ("mean_entropy", "slope", "intercept_0")
     rows = found.workloads.with_columns(pl.lit(1.0).alias(name) for name in columns)
-    figure, _ = structure_figures.plot_correlation(replace(found, workloads=rows), cell)
+    figure, _ = stability_figures.plot_correlation(replace(found, workloads=rows), cell)
     check_texts(figure)
 
 
-def test_too_many_points_have_no_labels(workloads: tuple[Evaluation, Structure]) -> None:
+def test_too_many_points_have_no_labels(workloads: tuple[Evaluation, Stability]) -> None:
     found = workloads[1]
     rows = pl.concat([found.workloads] * 25)
-    figure, table = structure_figures.plot_correlation(
+    figure, table = stability_figures.plot_correlation(
         replace(found, workloads=rows), cells_of(workloads[0])[0]
     )
     assert len(table) >= 50

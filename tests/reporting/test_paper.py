@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from draftlab.reporting.blocks import walk
 from draftlab.reporting.paper import plain_svg, render_pages, write_pdf
+from draftlab.reporting.sections.blocks import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from draftlab.reporting.blocks import Block
+    from draftlab.reporting.sections.blocks import Block
 
 Built = tuple[dict[str, Any], dict[str, str]]
 

@@ -21,24 +21,24 @@ from typer.testing import CliRunner
 
 from draftlab.cli import app
 from draftlab.errors import InputError
-from draftlab.evaluation import evaluate
-from draftlab.livecheck import LiveCheck
 from draftlab.log.reader import open_log
 from draftlab.plugins import load_plugins
-from draftlab.replaying import replay
-from draftlab.reporting.blocks import printed, walk
 from draftlab.reporting.content import build_report
-from draftlab.reporting.gathering import Options, Studies
 from draftlab.reporting.markdown import render_markdown
 from draftlab.reporting.page import render_html
 from draftlab.reporting.render import make_report, report, write_report
+from draftlab.reporting.run_studies import EvaluateOptions, Studies
+from draftlab.reporting.sections.blocks import printed, walk
+from draftlab.studies.evaluate import evaluate
+from draftlab.studies.replay.replay import replay
+from draftlab.studies.simulate.trimming_check import LiveCheck
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 from tests.reporting.conftest import HOSTILE, write_head_run
 
 if TYPE_CHECKING:
-    from draftlab.evaluation import Evaluation
     from draftlab.log.reader import DraftLog
+    from draftlab.studies.evaluate import Evaluation
 
 MAX_BYTES = 3_000_000
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
@@ -352,7 +352,7 @@ def test_the_printed_command_repeats_the_report(
     monkeypatch.chdir(tmp_path)
     synth_log("log", num_requests=20)
     Path("idea.py").write_text(IDEA, encoding="utf-8")
-    options = "--folds 3 --n-bins 12 --own-slopes --plugin idea.py --cost B200/llama-8b"
+    options = "--folds 3 --n-bins 12 --slope-per-position --plugin idea.py --cost B200/llama-8b"
     runner = CliRunner()
     done = runner.invoke(app, f"report log {options} --out first --no-pdf".split())
     assert done.exit_code == 0, done.output
@@ -371,7 +371,7 @@ def test_a_plugin_has_its_place_in_the_report(tmp_path: Path) -> None:
     path = tmp_path / "idea.py"
     path.write_text(IDEA, encoding="utf-8")
     run = synth_log(tmp_path / "log", num_requests=20)
-    content, svgs = make_report(open_log(run), Options(plugin=load_plugins(path)))
+    content, svgs = make_report(open_log(run), EvaluateOptions(plugin=load_plugins(path)))
     headline = table(content, "cell-0-results-headline")
     sections = [row["section"] for row in headline]
     assert sections.index("published") < sections.index("other") < sections.index("floor")
@@ -399,11 +399,11 @@ def test_a_log_that_was_trimmed_live_needs_a_word(
     runner = CliRunner()
     refused = runner.invoke(app, ["report", "log", "--no-pdf"])
     assert isinstance(refused.exception, InputError)
-    assert "--allow-selected" in str(refused.exception)
-    done = runner.invoke(app, ["report", "log", "--allow-selected", "--no-pdf"])
+    assert "--allow-trimmed" in str(refused.exception)
+    done = runner.invoke(app, ["report", "log", "--allow-trimmed", "--no-pdf"])
     assert done.exit_code == 0, done.output
     content = json.loads(Path("report/report.json").read_text(encoding="utf-8"))
-    assert content["commands"][-1].endswith("--allow-selected --out report")
+    assert content["commands"][-1].endswith("--allow-trimmed --out report")
 
 
 def test_predictors_that_leave_tables_empty(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from draftlab.drifting import Drift, drift
 from draftlab.online.vllm import Constants
-from draftlab.replaying import Replay, Settings, replay
+from draftlab.reporting.figures.style import to_svg
 from draftlab.reporting.replays import (
     DRIFT_DRAWINGS,
     REPLAY_DRAWINGS,
@@ -24,7 +23,8 @@ from draftlab.reporting.replays import (
     print_replay,
     recovery_table,
 )
-from draftlab.reporting.style import to_svg
+from draftlab.studies.replay.drift import Drift, drift
+from draftlab.studies.replay.replay import Replay, ReplaySettings, replay
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     run = synth_log(tmp_path_factory.mktemp("log"), num_requests=80)
-    settings = Settings(("vllm", "running-rate"), constants=Constants(refit_interval=10), window=10)
+    settings = ReplaySettings(
+        ("vllm", "running-rate"), constants=Constants(refit_interval=10), window=10
+    )
     return replay(run, settings=settings)
 
 
@@ -54,7 +56,7 @@ def test_the_rolling_figure_holds_every_window(replayed: Replay) -> None:
 
 def test_without_the_offline_fit_the_loss_itself_is_drawn(replayed: Replay, tmp_path: Path) -> None:
     run = synth_log(tmp_path, num_requests=40)
-    alone = replay(run, settings=Settings(("vllm",), offline=False))
+    alone = replay(run, settings=ReplaySettings(("vllm",), offline=False))
     figure, _ = plot_rolling(alone)
     assert figure.axes[0].get_ylabel() == "log-loss, nats"
 
@@ -84,7 +86,9 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> Drift:
     """Nearly everything is accepted, then hardly anything: the shipped rule leaves the data."""
     folder = tmp_path_factory.mktemp("drift")
     run = synth_log(folder, num_requests=80, datasets={"easy": 8.0, "hard": -1.0})
-    settings = Settings(("vllm", "limited"), constants=Constants(refit_interval=20), window=10)
+    settings = ReplaySettings(
+        ("vllm", "step-limited"), constants=Constants(refit_interval=20), window=10
+    )
     return drift(run, settings=settings, proposals_per_step=16)
 
 
@@ -101,7 +105,7 @@ def test_drift_figures_hold_the_windows_of_the_scenario(drifted: Drift) -> None:
     for plot in (plot_drift_loss, plot_drift_ece):
         _, table = plot(drifted)
         assert table["first_step"].max() == 290
-        assert set(table["estimator"]) == {"vllm", "limited", "offline"}
+        assert set(table["estimator"]) == {"vllm", "step-limited", "offline"}
     _, table = plot_drift_trajectory(drifted)
     wanted = drifted.replay.coefficients.filter(estimator="vllm")
     assert table["intercept"].equals(wanted["intercept"])
@@ -123,8 +127,8 @@ def test_the_recovery_table_says_what_did_not_recover(
 ) -> None:
     table = recovery_table(drifted)
     assert table.select("switch_step", "change", "estimator").rows() == [
-        (100, "easy > hard", "vllm"), (100, "easy > hard", "limited"),
-        (200, "hard > easy", "vllm"), (200, "hard > easy", "limited"),
+        (100, "easy > hard", "vllm"), (100, "easy > hard", "step-limited"),
+        (200, "hard > easy", "vllm"), (200, "hard > easy", "step-limited"),
     ]  # fmt: skip
     row = table.row(0, named=True)
     assert row["recovery_steps"] == "not before the next"

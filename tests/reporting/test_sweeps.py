@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from draftlab.reporting.sweeps import SWEEP_DRAWING, plot_sweep, sweep_table, write_sweep
+from draftlab.reporting.figures.sweep import SWEEP_DRAWING, plot_sweep, sweep_table, write_sweep
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from draftlab.published import PUBLISHED
-from draftlab.reporting.findings import findings
+from draftlab.reporting.sections.findings import findings
 from draftlab.reporting.tables import (
     UNDEFINED,
-    Cell,
+    CellKey,
     by_position,
     coefficient_table,
     format_number,
@@ -29,13 +29,13 @@ from draftlab.reporting.tables import (
 )
 
 if TYPE_CHECKING:
-    from draftlab.evaluation import Evaluation
+    from draftlab.studies.evaluate import Evaluation
 
 EXACT = 1e-12  # sums of a few thousand float64 in another order
 
 
 def test_headline_takes_values_from_the_evaluation(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     table = headline_table(evaluation, cells["plain"])
     overall = evaluation.metrics.filter(run="plain", scope="overall")
@@ -46,7 +46,7 @@ def test_headline_takes_values_from_the_evaluation(
 
 
 def test_headline_order_and_published_values(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     table = headline_table(evaluation, cells["head"])
     assert table["predictor"].to_list() == [*PUBLISHED["T1"].records(), "constant", "per_position"]
@@ -62,21 +62,23 @@ def test_several_cells_are_not_pooled(evaluation: Evaluation) -> None:
         headline_table(evaluation)
 
 
-def test_k_comes_from_the_positions(cells: dict[str, Cell]) -> None:
+def test_k_comes_from_the_positions(cells: dict[str, CellKey]) -> None:
     assert {run: cell.num_speculative_tokens for run, cell in cells.items()} == {
         "plain": 5,
         "head": 2,
     }
 
 
-def test_by_position_keeps_the_asked_order(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_by_position_keeps_the_asked_order(
+    evaluation: Evaluation, cells: dict[str, CellKey]
+) -> None:
     table = by_position(evaluation, cells["plain"], ["entropy", "absent", "log_qmax"])
     assert table["predictor"].to_list() == ["entropy"] * 5 + ["log_qmax"] * 5
     assert table["position"].to_list() == list(range(5)) * 2
     assert table["name"].unique().sort().to_list() == ["H(q)", "log(qmax)"]
 
 
-def test_workloads_hold_their_own_fit(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_workloads_hold_their_own_fit(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     table = workload_table(evaluation, cells["plain"])
     assert table["rate"].is_sorted(descending=True)
     code = table.filter(dataset="code").row(0, named=True)
@@ -90,7 +92,7 @@ def test_workloads_hold_their_own_fit(evaluation: Evaluation, cells: dict[str, C
 
 
 def test_coefficients_are_of_the_fit_on_all_rows(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     row = coefficient_table(evaluation, cells["plain"]).filter(predictor="logit_qmax")
     fits = evaluation.coefficients.filter(
@@ -149,7 +151,7 @@ def headline_table_auc(evaluation: Evaluation) -> float:
     return float(rows["auc"][0])
 
 
-def test_findings_follow_the_numbers(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_findings_follow_the_numbers(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     """Swapping the log-loss of two predictors turns the finding about them."""
     cell = cells["plain"]
 
@@ -166,7 +168,7 @@ def test_findings_follow_the_numbers(evaluation: Evaluation, cells: dict[str, Ce
     assert status(replace(evaluation, metrics=turned)) == ("does not hold", worse, better)
 
 
-def test_findings_need_both_sides(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_findings_need_both_sides(evaluation: Evaluation, cells: dict[str, CellKey]) -> None:
     plain, head = (findings(evaluation, cells[run]) for run in ("plain", "head"))
     assert "confidence" not in {*plain["better"], *plain["worse"]}
     without_first = head.filter(scope="without_first", metric="auc").row(0, named=True)
@@ -179,14 +181,16 @@ def test_findings_need_both_sides(evaluation: Evaluation, cells: dict[str, Cell]
 
 
 def test_equal_numbers_neither_hold_nor_fail(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     flat = evaluation.metrics.with_columns(auc=pl.lit(0.7))
     table = findings(replace(evaluation, metrics=flat), cells["plain"]).filter(metric="auc")
     assert table["status"].unique().to_list() == ["equal"]
 
 
-def test_undefined_numbers_make_no_finding(evaluation: Evaluation, cells: dict[str, Cell]) -> None:
+def test_undefined_numbers_make_no_finding(
+    evaluation: Evaluation, cells: dict[str, CellKey]
+) -> None:
     undefined = evaluation.metrics.with_columns(auc=pl.lit(math.nan))
     table = findings(replace(evaluation, metrics=undefined), cells["plain"])
     assert "auc" not in set(table["metric"])
@@ -199,7 +203,7 @@ def test_tables_do_not_load_matplotlib() -> None:
 
 
 def test_a_difference_that_may_be_chance_is_undecided(
-    evaluation: Evaluation, cells: dict[str, Cell]
+    evaluation: Evaluation, cells: dict[str, CellKey]
 ) -> None:
     certain = findings(evaluation, cells["plain"])
     unsure = evaluation.differences.with_columns(distinguishable=pl.lit(value=False))

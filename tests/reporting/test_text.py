@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from draftlab.reporting.text import print_table
+from draftlab.reporting.console.text import print_table
 
 TABLE = pl.DataFrame(
     {

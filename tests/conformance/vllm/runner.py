@@ -111,7 +111,7 @@ def mend() -> None:
 def main(name: str, folder: Path) -> None:
     """Audit a runner."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from draftlab.policies.conformity import audit_engine
+    from draftlab.studies.audit.conformity import audit_engine
 
     if name == "v1_mended":
         mend()

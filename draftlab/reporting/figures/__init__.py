@@ -1,0 +1,1 @@
+"""Figures: tables in, matplotlib out."""

@@ -1,0 +1,402 @@
+"""Figures of calibration: reliability with its smooth curve, scores by label, lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from scipy.special import expit
+
+from draftlab.metrics import SmoothCurve, smooth_curve
+from draftlab.reporting.figures.predictors import Line, pick_lines
+from draftlab.reporting.figures.shorten import shorten
+from draftlab.reporting.figures.style import (
+    COLOURS,
+    MUTED,
+    Drawing,
+    add_legend,
+    new_axes,
+    new_figure,
+    styled,
+)
+from draftlab.reporting.tables import (
+    ADOPTED,
+    UNDEFINED,
+    format_number,
+    label,
+    of_cell,
+    own_predictors,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from draftlab.reporting.tables import CellKey
+    from draftlab.studies.evaluate import Evaluation
+
+FEW = 30
+"""Bins with fewer rows are drawn hollow and apart."""
+_RELIABILITY = ("logit_qmax", "qmax", "confidence")
+SMOOTHING = 0.02
+"""Least bandwidth of the smooth curve: below it the curve of a calibrated predictor is noise."""
+SCORE_LIMIT = 6.0
+"""Log-odds at which scores are gathered in the outermost bins."""
+_SCORE_BINS = 24
+_SURVIVAL_LINES = (
+    ("hybrid", "blue", "o"), ("logit_qmax", "sky", "s"), ("qmax", "orange", "^"),
+    ("confidence", "red", "X"), ("oracle", "green", "D"),
+)  # fmt: skip
+
+
+@styled
+def plot_reliability(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.DataFrame]:
+    """Draw the observed rate against the mean prediction, with the counts below.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: predictor, name, bin, low, high, n, n_accepted, mean_prediction, rate.
+    """
+    table = _reliability(evaluation, cell)
+    curves = _smooth(evaluation, cell)
+    predictors = table["predictor"].unique(maintain_order=True).to_list()
+    columns, lines = max(1, len(predictors)), pick_lines(predictors)
+    figure = new_figure(1.2 + 4.0 / columns)  # panels come out nearly square
+    grid = figure.subplots(
+        2, columns, squeeze=False, sharex=True, sharey="row",
+        gridspec_kw={"height_ratios": [4, 1]},
+    )  # fmt: skip
+    for (upper, lower), predictor in zip(grid.T, predictors, strict=False):
+        if predictor in curves:
+            curve = curves[predictor]
+            upper.plot(curve.prob, curve.rate, color=lines[predictor].color, linewidth=1.4)
+        _draw_reliability(upper, lower, table.filter(predictor=predictor), lines[predictor])
+    grid[0][0].set_ylabel("observed rate")
+    grid[1][0].set_ylabel("rows")
+    figure.supxlabel("mean prediction in the bin", fontsize=9)
+    return figure, table
+
+
+@styled
+def plot_labels(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.DataFrame]:
+    """Draw how many accepted and rejected rows got which prediction of the adopted feature.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: name, bin, low, high, n, n_accepted, n_rejected.
+    """
+    rows = _reliability(evaluation, cell).filter(predictor=ADOPTED)
+    table = rows.with_columns(n_rejected=pl.col("n") - pl.col("n_accepted")).select(
+        "name", "bin", "low", "high", "n", "n_accepted", "n_rejected"
+    )
+    figure, axes = new_axes(2.6)
+    width = (table["high"] - table["low"]).to_list()
+    for column, sign, color in (("n_accepted", 1, "blue"), ("n_rejected", -1, "red")):
+        axes.bar(
+            table["low"].to_list(), (sign * table[column]).to_list(), width, align="edge",
+            color=COLOURS[color], linewidth=0, label=column.removeprefix("n_"),
+        )  # fmt: skip
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(f"predicted acceptance, fitted {label(ADOPTED).name}")
+    axes.set_ylabel("rows")
+    add_legend(figure, axes)
+    return figure, table
+
+
+@styled
+def plot_scores(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.DataFrame]:
+    """Draw how log-odds of predictors are spread over accepted and over rejected rows.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: predictor, name, low, high (log-odds; the outermost bins hold all beyond),
+        n_accepted, n_rejected. Empty where the evaluation kept no predictions.
+    """
+    table = _scores(evaluation, cell)
+    predictors = table["predictor"].unique(maintain_order=True).to_list()
+    figure = new_figure(0.6 + 1.0 * max(1, len(predictors)))
+    axes = figure.subplots(max(1, len(predictors)), 1, squeeze=False, sharex=True)[:, 0]
+    for ax, predictor in zip(axes, predictors, strict=False):
+        rows = table.filter(predictor=predictor)
+        edges = [*rows["low"], rows["high"][-1]]
+        for column, color, style in (
+            ("n_accepted", "blue", "-"),
+            ("n_rejected", "red", "--"),
+        ):
+            share = (rows[column] / rows[column].sum()).to_list()
+            ax.stairs(share, edges, color=COLOURS[color], linestyle=style, linewidth=1.4,
+                      label=column.removeprefix("n_"))  # fmt: skip
+        ax.set_title(label(predictor).name, loc="left")
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+    axes[-1].set_xlabel("predicted log-odds of acceptance")
+    add_legend(figure, axes[0])
+    return figure, table
+
+
+@styled
+def plot_lengths(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.DataFrame]:
+    """Draw observed against expected accepted drafts of a proposal, in ten bins of equal mass.
+
+    Returns
+    -------
+    Figure, DataFrame
+        Table: predictor, name, bin, n_proposals, expected_accepted, observed_accepted,
+        observed_accepted_low, observed_accepted_high.
+    """
+    rows = of_cell(evaluation.length_calibration, cell)
+    known = [line for line in _SURVIVAL_LINES if line[0] in set(rows["predictor"])]
+    parts = [
+        rows.filter(predictor=predictor)
+        .sort("bin")
+        .with_columns(name=pl.lit(survival_label(predictor)))
+        for predictor, _, _ in known
+    ]
+    table = pl.concat([rows.head(0).with_columns(name=pl.lit("")), *parts]).select(
+        "predictor", "name", "bin", "n_proposals", "expected_accepted", "observed_accepted",
+        "observed_accepted_low", "observed_accepted_high",
+    )  # fmt: skip
+    figure, axes = new_axes(3.2)
+    K = cell.num_speculative_tokens
+    axes.plot([0, K], [0, K], color=MUTED, linestyle="--", linewidth=1)
+    for predictor, color, marker in known:
+        own = table.filter(predictor=predictor)
+        x, y = own["expected_accepted"].to_list(), own["observed_accepted"].to_list()
+        axes.plot(x, y, color=COLOURS[color], marker=marker, label=own["name"][0])
+        axes.vlines(x, own["observed_accepted_low"].to_list(),
+                    own["observed_accepted_high"].to_list(), color=COLOURS[color],
+                    linewidth=1)  # fmt: skip
+    axes.set(xlim=(0, K), ylim=(0, K))
+    axes.set_xlabel("expected accepted drafts of a proposal")
+    axes.set_ylabel("observed")
+    add_legend(figure, axes)
+    return figure, table
+
+
+def survival_label(predictor: str) -> str:
+    """Return the printed name of a survival predictor."""
+    names = {
+        "hybrid": "hybrid",
+        "oracle": "lossless oracle",
+        "per_position": "per-position rates",
+    }
+    return names.get(predictor) or f"product of {label(predictor).name.replace(', unfitted', '')}"
+
+
+def _scores(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
+    schema: dict[str, Any] = {
+        "predictor": pl.String, "name": pl.String, "low": pl.Float64, "high": pl.Float64,
+        "n_accepted": pl.Int64, "n_rejected": pl.Int64,
+    }  # fmt: skip
+    rows = predictions_of(evaluation, cell)
+    tables = [pl.DataFrame(schema=schema)]
+    edges = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, _SCORE_BINS + 1)
+    for predictor in shown_reliability(evaluation) if rows is not None else ():
+        if rows is None or rows[predictor].null_count():
+            continue
+        score = np.clip(rows[predictor].to_numpy(), edges[0], edges[-1])
+        accepted = rows["accepted"].to_numpy()
+        counts = [np.histogram(score[chosen], edges)[0] for chosen in (accepted, ~accepted)]
+        tables.append(
+            pl.DataFrame(
+                {
+                    "predictor": [predictor] * _SCORE_BINS,
+                    "name": [label(predictor).name] * _SCORE_BINS,
+                    "low": edges[:-1],
+                    "high": edges[1:],
+                    "n_accepted": counts[0],
+                    "n_rejected": counts[1],
+                },
+                schema=schema,
+            )
+        )
+    return pl.concat(tables)
+
+
+def _smooth(evaluation: Evaluation, cell: CellKey) -> dict[str, SmoothCurve]:
+    """Return the smooth curves where rows were kept, cut where a bin would be too thin."""
+    rows = predictions_of(evaluation, cell)
+    if rows is None:
+        return {}
+    found = of_cell(evaluation.ece_conventions, cell).filter(bins="smooth", view="conditional")
+    curves, shown = {}, shown_reliability(evaluation)
+    for predictor, ece in found.select("predictor", "ece").iter_rows():
+        if predictor not in shown or rows[predictor].null_count():
+            continue
+        curve = smooth_curve(
+            rows["accepted"].to_numpy(),
+            expit(rows[predictor].to_numpy()),
+            bandwidth=max(SMOOTHING, float(np.nan_to_num(ece))),
+        )
+        thin = curve.density * len(rows) * SMOOTHING < FEW
+        curves[predictor] = curve._replace(rate=np.where(thin, np.nan, curve.rate))
+    return curves
+
+
+def predictions_of(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame | None:
+    """Return the kept predictions of a cell; None where the evaluation kept none."""
+    rows, shown = evaluation.predictions, shown_reliability(evaluation)
+    if rows is None or not set(shown) & set(rows.columns):
+        return None
+    absent = [name for name in shown if name not in rows.columns]
+    return rows.filter(
+        pl.col("run").is_in(cell.run.split("+")), pl.col("drafting") == cell.drafting
+    ).with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in absent)
+
+
+def _draw_reliability(upper: Axes, lower: Axes, rows: pl.DataFrame, line: Line) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    color = line.color
+    filled = rows.filter(pl.col("n") >= FEW)
+    few = rows.filter(pl.col("n").is_between(1, FEW - 1))
+    upper.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
+    upper.plot(
+        filled["mean_prediction"].to_list(), filled["rate"].to_list(), color=color, linestyle="",
+        marker=line.marker,
+    )  # fmt: skip
+    upper.plot(
+        few["mean_prediction"].to_list(), few["rate"].to_list(), color=color, linestyle="",
+        marker=line.marker, markerfacecolor="none",
+    )  # fmt: skip
+    upper.set(xlim=(0, 1), ylim=(0, 1))
+    upper.set_title(shorten(rows["name"][0], 20))
+    width = (rows["high"] - rows["low"]).to_list()
+    lower.bar(
+        rows["low"].to_list(), rows["n"].to_list(), width, align="edge", color=color, linewidth=0
+    )
+    lower.yaxis.set_major_formatter(_thousands)
+    lower.yaxis.set_major_locator(MaxNLocator(2))
+    lower.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _thousands(value: float, _: Any) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def shown_reliability(evaluation: Evaluation) -> list[str]:
+    """Return the predictors whose calibration is drawn: one of a plugin beside ours."""
+    return [*_RELIABILITY, *own_predictors(evaluation)[:1]]
+
+
+def _reliability(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
+    rows = of_cell(evaluation.reliability, cell)
+    tables = [
+        rows.filter(predictor=predictor).with_columns(name=pl.lit(label(predictor).name))
+        for predictor in shown_reliability(evaluation)
+    ]
+    return pl.concat(tables).select(
+        "predictor", "name", "bin", "low", "high", "n", "n_accepted", "mean_prediction", "rate"
+    )
+
+
+def _spell_reliability(table: pl.DataFrame) -> str:
+    parts = []
+    for predictor in table["predictor"].unique(maintain_order=True):
+        rows = table.filter(pl.col("n") > 0, predictor=predictor)
+        gap = (pl.col("rate") - pl.col("mean_prediction")).abs() * pl.col("n")
+        error = format_number(rows.select(gap.sum() / pl.col("n").sum()).item())
+        parts.append(f"{rows['name'][0]}: weighted mean distance from the diagonal {error}")
+    return "; ".join(parts) + "."
+
+
+def _spell_labels(table: pl.DataFrame) -> str:
+    accepted, rejected = table["n_accepted"].sum(), table["n_rejected"].sum()
+    return (
+        f"{format_number(accepted)} accepted rows above, {format_number(rejected)} rejected below."
+    )
+
+
+def _count_labels(table: pl.DataFrame, column: str) -> str:
+    return format_number(table.filter(predictor=table["predictor"].first())[column].sum())
+
+
+def _spell_scores(table: pl.DataFrame) -> str:
+    parts = []
+    for predictor in table["predictor"].unique(maintain_order=True):
+        rows = table.filter(predictor=predictor)
+        medians = [_median_bin(rows, column) for column in ("n_accepted", "n_rejected")]
+        parts.append(f"{rows['name'][0]}: {medians[0]} accepted, {medians[1]} rejected")
+    return "Bin of the median log-odds by label. " + "; ".join(parts) + "."
+
+
+def _median_bin(rows: pl.DataFrame, column: str) -> str:
+    counts = rows[column].to_numpy()
+    if not counts.any():
+        return UNDEFINED
+    at = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
+    return f"{format_number(rows['low'][at], 1)} to {format_number(rows['high'][at], 1)}"
+
+
+def _spell_lengths(table: pl.DataFrame) -> str:
+    parts = []
+    for predictor in table["predictor"].unique(maintain_order=True):
+        rows = table.filter(predictor=predictor)
+        ends = [
+            f"{format_number(rows['expected_accepted'][at], 2)} expected, "
+            f"{format_number(rows['observed_accepted'][at], 2)} observed"
+            for at in (0, -1)
+        ]
+        parts.append(f"{rows['name'][0]}: lowest tenth {ends[0]}; highest {ends[1]}")
+    return "; ".join(parts) + "."
+
+
+DRAWINGS = (
+    Drawing(
+        "reliability",
+        "Reliability",
+        plot_reliability,
+        lambda table: (
+            f"n = {format_number(table.filter(predictor=table['predictor'][0])['n'].sum())}"
+            " rows each; bars count rows per bin."
+        ),
+        _spell_reliability,
+        "On the dashed diagonal, what was predicted is what happened. Under it the predictor is "
+        "overconfident, above it underconfident. The curve is the same without bins, "
+        "smoothed over 0.02 or the smooth ECE, if that is more. Hollow points are bins of fewer "
+        f"than {FEW} rows, which scatter.",
+    ),
+    Drawing(
+        "labels",
+        "Predictions by label",
+        plot_labels,
+        lambda table: f"n = {format_number(table['n'].sum())} rows.",
+        _spell_labels,
+        "The further the accepted rows lie to the right of the rejected ones, the higher the "
+        "AUC. In a calibrated bin at 0.9 the upper bar is nine times the lower one.",
+    ),
+    Drawing(
+        "scores",
+        "Scores by label",
+        plot_scores,
+        lambda table: (
+            f"n = {_count_labels(table, 'n_accepted')} accepted and "
+            f"{_count_labels(table, 'n_rejected')} rejected rows in each panel; "
+            "shares of each label, on a log-odds axis."
+        ),
+        _spell_scores,
+        "The less the two outlines overlap, the better the predictor separates; where they cross, "
+        "a calibrated predictor stands at the log-odds of the overall rate. The outermost bins "
+        f"hold all beyond ±{SCORE_LIMIT:g}.",
+    ),
+)
+"""Figures of conditional calibration, in the report's order."""
+
+LENGTHS = Drawing(
+    "lengths",
+    "Expected and observed accepted drafts",
+    plot_lengths,
+    lambda table: (
+        f"n = {format_number(table.filter(predictor=table['predictor'][0])['n_proposals'].sum())}"
+        " proposals for each predictor, in tenths; bars are 95 % by prompt."
+    ),
+    _spell_lengths,
+    "On the dashed diagonal, a budget that adds up survivals counts on what really comes. Points "
+    "far apart from left to right are what makes a budget worth having.",
+)

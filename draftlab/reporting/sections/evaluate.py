@@ -1,0 +1,377 @@
+"""Sections of an evaluation: predictors, published orders, positions, calibration, survival."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import polars as pl
+
+from draftlab import published
+from draftlab.published import PUBLISHED
+from draftlab.reporting import tables
+from draftlab.reporting.figures import calibration as calibration_figures
+from draftlab.reporting.figures import predictors as predictor_figures
+from draftlab.reporting.sections import blocks
+from draftlab.reporting.sections.blocks import Block, Column
+from draftlab.reporting.sections.findings import findings
+from draftlab.reporting.tables import ADOPTED, CellKey, format_number, label, of_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from draftlab.studies.evaluate import Evaluation
+
+_STATUSES = (
+    ("holds", "hold"), ("does not hold", "do not hold"), ("undecided", "undecided here"),
+    ("equal", "equal here"),
+)  # fmt: skip
+_COMPARED = ("auc", "log_loss", "ece")
+
+
+def results(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
+    """Return the headline: every predictor in the published form."""
+    headline = tables.headline_table(evaluation, cell)
+    parts: list[Block] = []
+    adopted = headline.filter(predictor=ADOPTED)
+    if len(adopted):
+        parts.append(blocks.text(_sum_up(adopted.row(0, named=True))))
+    if headline["trimmed"].any():
+        parts.append(
+            blocks.text(
+                "Adaptive verification chose which drafts were observed: rows are missing because "
+                "a prediction was low, so these numbers do not compare predictors.",
+                "warning",
+            )
+        )
+    parts += blocks.items(tables.describe(evaluation, cell)[1:])
+    parts += blocks.table(
+        f"{name}-headline",
+        headline,
+        f"Predictors of conditional acceptance on {format_number(headline['n'][0])} drafts, all "
+        "positions and workloads together; ± is 95 % by prompt.",
+        headline_columns(),
+    )
+    rate = format_number(headline["rate"][0])
+    parts.append(
+        blocks.text(
+            "The published values belong to other models, hardware and traffic "
+            f"({published.ARTICLE}): absolute numbers do not compare, the structure (order, sign, "
+            "shape) does. Expected is the ECE of perfect calibration at this n; predicted is the "
+            f"mean prediction, to set against the observed rate {rate}. Floors and ceilings are "
+            "set off by rules.",
+            "small",
+        )
+    )
+    parts += blocks.table(
+        f"{name}-plugin",
+        plugin_table(evaluation, cell, headline),
+        "Metrics of the plugin on held-out log-odds, all positions and workloads together.",
+    )
+    return blocks.section(name, "Predictors", parts)
+
+
+def plugin_table(evaluation: Evaluation, cell: CellKey, headline: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per predictor, as in the headline, and one column per metric of a plugin."""
+    rows = of_cell(evaluation.plugin_metrics, cell).filter(scope="overall")
+    by_metric = rows.pivot("metric", index=["predictor", "n"], values="value")
+    names = headline.select("predictor", "name")
+    return names.join(by_metric, on="predictor", maintain_order="left")
+
+
+def headline_columns() -> list[Column]:
+    """Return the printed columns of the published feature table."""
+    return [
+        Column("name", "predictor"),
+        Column("lossless", "lossless"),
+        Column("auc", "AUC", 4, "auc_low", "auc_high", "this run", half=True),
+        Column("log_loss", "log-loss", 4, "log_loss_low", "log_loss_high", "this run", half=True),
+        Column("ece", "ECE", over="this run"),
+        Column("ece_null", "expected", over="this run"),
+        Column("brier", "Brier", over="this run"),
+        Column("mean_prediction", "predicted", over="this run"),
+        Column("published_auc", "AUC", over="published", quiet=True),
+        Column("published_log_loss", "log-loss", over="published", quiet=True),
+        Column("published_ece", "ECE", over="published", quiet=True),
+    ]
+
+
+def _sum_up(adopted: Block) -> str:
+    shown = {
+        key: format_number(adopted[key])
+        for key in ("n", "auc", "log_loss", "ece", "ece_null", "ece_null_high")
+    }
+    return (
+        f"On {shown['n']} drafts, {adopted['name']}, the feature that vLLM adopted, reaches AUC "
+        f"{shown['auc']}, log-loss {shown['log_loss']} and ECE {shown['ece']}. A perfectly "
+        f"calibrated predictor would show ECE {shown['ece_null']} on so many independent rows, and "
+        f"below {shown['ece_null_high']} nineteen times in twenty; rows of a prompt resemble one "
+        "another, so here somewhat more."
+    )
+
+
+def orders(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
+    """Return which published orders hold here."""
+    found = findings(evaluation, cell)
+    if found.is_empty():
+        nothing = blocks.text("None of the published comparisons has both its sides in this log.")
+        return blocks.section(name, "What holds here", [nothing])
+    counts = found["status"].value_counts()
+    by_status = dict(counts.iter_rows())
+    summary = ", ".join(f"{by_status.get(status, 0)} {verb}" for status, verb in _STATUSES)
+    return blocks.section(
+        name,
+        "What holds here",
+        [
+            blocks.text(f"Of {len(found)} published orders: {summary}."),
+            *blocks.table(
+                f"{name}-table",
+                found,
+                "Published orders against this run, computed from the tables; first the better "
+                "side as published, then the other.",
+                findings_columns(),
+            ),
+            blocks.text(
+                "Compared as printed to four digits. Undecided: the paired 95 % interval by prompt "
+                "covers no difference (AUC, log-loss); ECEs differ by less than what both would "
+                "show if they were calibrated; or so few workloads say nothing of a correlation "
+                "(Fisher's z, 95 %).",
+                "small",
+            ),
+        ],
+    )
+
+
+def findings_columns() -> list[Column]:
+    """Return the printed columns of the findings."""
+    return [
+        Column("claim", "published order"),
+        Column("status", "here"),
+        Column("here_better", "better", over="this run"),
+        Column("here_worse", "worse", over="this run"),
+        Column("published_better", "better", over="published", quiet=True),
+        Column("published_worse", "worse", over="published", quiet=True),
+    ]
+
+
+def against(evaluation: Evaluation, cell: CellKey, name: str) -> Block | None:
+    """Return the adopted feature minus every other predictor, paired (T2 and T3)."""
+    parts: list[Block] = []
+    for scope, title, theirs in (
+        ("overall", "All positions (T2)", published_differences()),
+        ("without_first", "Without position 0 (T3)", {"confidence": _published("T3")}),
+    ):
+        parts += blocks.table(
+            f"{name}-{scope}",
+            difference_table(evaluation, cell, scope, theirs),
+            f"{title}: {label(ADOPTED).name} minus the other, paired on the same drafts, 95 % by "
+            "prompt.",
+            difference_columns(),
+        )
+    if not parts:
+        return None
+    parts.append(
+        blocks.text(
+            "Positive AUC and negative log-loss speak for the adopted feature. An interval that "
+            "leaves out 0 is a difference that other prompts would show too; ECE has no valid "
+            "interval near 0. Published: the trained head from T2 and T3, other features as the "
+            "difference of their rows in T1.",
+            "small",
+        )
+    )
+    return blocks.section(name, "The adopted feature against the others", parts)
+
+
+Difference = dict[str, float]
+"""By metric."""
+
+
+def published_differences() -> dict[str, Difference]:
+    """Return what was published of each predictor: the adopted feature minus it, all positions."""
+    rows = PUBLISHED["T1"].records()
+    own = rows[ADOPTED]
+    found = {
+        predictor: {
+            metric: round(cast("float", own[metric]) - cast("float", row[metric]), 4)
+            for metric in _COMPARED
+        }
+        for predictor, row in rows.items()
+        if predictor != ADOPTED
+    }
+    return found | {"confidence": _published("T2")}  # rounded once, not twice
+
+
+def _published(table: str) -> Difference:
+    row = PUBLISHED[table].records()["difference"]
+    return {metric: cast("float", row[metric]) for metric in _COMPARED}
+
+
+def difference_table(
+    evaluation: Evaluation, cell: CellKey, scope: str, theirs: Mapping[str, Difference]
+) -> pl.DataFrame:
+    """Return one row per other predictor: differences with intervals, and what was published.
+
+    Returns
+    -------
+    DataFrame
+        against, auc, auc_low, auc_high, log_loss, log_loss_low, log_loss_high, brier, brier_low,
+        brier_high, ece, published_auc, published_log_loss, published_ece.
+    """
+    rows = of_cell(evaluation.differences, cell).filter(scope=scope, predictor_a=ADOPTED)
+    out = []
+    for other in rows["predictor_b"].unique(maintain_order=True):
+        row: Block = {"against": label(other).name}
+        for metric in ("auc", "log_loss", "brier", "ece"):
+            found = rows.filter(predictor_b=other, metric=metric).row(0, named=True)
+            row[metric] = found["difference"]
+            if metric != "ece":
+                row |= {f"{metric}_low": found["low"], f"{metric}_high": found["high"]}
+        row |= {f"published_{m}": theirs.get(other, {}).get(m) for m in _COMPARED}
+        out.append(row)
+    types = {f"published_{metric}": pl.Float64 for metric in _COMPARED}
+    return pl.DataFrame(out, schema_overrides=types if out else None)
+
+
+def difference_columns() -> list[Column]:
+    """Return the printed columns of `difference_table`."""
+    return [
+        Column("against", "minus"),
+        Column("auc", "AUC", 4, "auc_low", "auc_high", "this run", signed=True),
+        Column("log_loss", "log-loss", 4, "log_loss_low", "log_loss_high", "this run", signed=True),
+        Column("ece", "ECE", over="this run", signed=True),
+        *(
+            Column(f"published_{key}", title, over="published", quiet=True, signed=True)
+            for key, title in (("auc", "AUC"), ("log_loss", "log-loss"), ("ece", "ECE"))
+        ),
+    ]
+
+
+def positions(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
+    """Return AUC and log-loss by position (F1)."""
+    parts: list[Block] = []
+    for drawing in predictor_figures.DRAWINGS[:2]:
+        parts += blocks.draw(drawing, name, evaluation, cell)
+    headline = tables.headline_table(evaluation, cell)
+    every = tables.by_position(evaluation, cell, headline["predictor"])
+    parts += blocks.table(f"{name}-pivot", auc_by_position(every), "AUC by position (F1).")
+    parts += blocks.table(f"{name}-table", every, "Every predictor at every position.", folded=True)
+    return blocks.section(name, "By position", parts)
+
+
+def auc_by_position(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per predictor and one column per position, from `tables.by_position`."""
+    return rows.with_columns(at=pl.format("at {}", "position")).pivot(
+        "at", index=["predictor", "name"], values="auc"
+    )
+
+
+def calibration(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
+    """Return reliability, scores by label and how ECE depends on its convention."""
+    parts: list[Block] = []
+    for drawing in calibration_figures.DRAWINGS:
+        parts += blocks.draw(drawing, name, evaluation, cell)
+    conventions = of_cell(evaluation.ece_conventions, cell).filter(view="conditional")
+    wanted = calibration_figures.shown_reliability(evaluation)
+    shown = conventions.filter(pl.col("predictor").is_in(wanted))
+    names = pl.Series([label(p).name for p in shown["predictor"]], dtype=pl.String)
+    parts += blocks.table(
+        f"{name}-conventions",
+        shown.with_columns(name=names).select(
+            "predictor", "name", "bins", "n_bins", "value", "ece", "ece_null"
+        ),
+        "How ECE depends on its convention: bins of equal width or mass, the mean or the centre "
+        "as the bin's prediction, or a smooth curve.",
+        folded=True,
+    )
+    return blocks.section(name, "Calibration", parts)
+
+
+def survival(evaluation: Evaluation, cell: CellKey, name: str) -> Block | None:
+    """Return the other view: whether everything up to a position was accepted."""
+    rows = of_cell(evaluation.survival, cell).filter(scope="overall")
+    if rows.is_empty():
+        return None
+    lengths = of_cell(evaluation.lengths, cell)
+    parts: list[Block] = [
+        blocks.text(
+            "Whether everything up to a position is accepted, on every draft that was sent: what "
+            "a budget adds up. Never mixed with the conditional view above."
+        ),
+        *blocks.table(
+            f"{name}-grades",
+            _named(rows).select(*_SURVIVAL),
+            f"Predictors of survival on {format_number(rows['n'][0])} admitted drafts, 95 % by "
+            "prompt.",
+        ),
+        *blocks.draw(calibration_figures.LENGTHS, name, evaluation, cell),
+        *blocks.table(
+            f"{name}-lengths-table",
+            _named(lengths.with_columns(pl.col("dataset").fill_null("all"))).select(*_LENGTHS),
+            "Accepted drafts of a proposal: the sum of its survivals against what came.",
+            folded=True,
+        ),
+    ]
+    return blocks.section(name, "Survival", parts)
+
+
+_SURVIVAL = (
+    "predictor", "name", "lossless", "auc", "auc_low", "auc_high", "log_loss", "log_loss_low",
+    "log_loss_high", "ece", "ece_null", "mean_prediction",
+)  # fmt: skip
+_LENGTHS = (
+    "predictor", "name", "dataset", "n_proposals", "n_prompts", "expected_accepted",
+    "observed_accepted", "bias", "bias_low", "bias_high", "correlation",
+)  # fmt: skip
+
+
+def _named(rows: pl.DataFrame) -> pl.DataFrame:
+    names = [calibration_figures.survival_label(predictor) for predictor in rows["predictor"]]
+    return rows.with_columns(name=pl.Series(names, dtype=pl.String))
+
+
+def _with_half(key: str, title: str, digits: int = 4) -> Column:
+    return Column(key, title, digits, f"{key}_low", f"{key}_high", half=True)
+
+
+_WORKLOADS = [
+    Column("dataset", "workload"),
+    Column("n", "n"),
+    Column("n_prompts", "prompts"),
+    Column("rate", "acceptance"),
+    Column("mean_entropy", "H(q), nats"),
+    _with_half("slope", "own slope"),
+    _with_half("intercept_0", "own b0"),
+    *(Column(metric, title) for metric, title in
+      (("auc", "AUC"), ("log_loss", "log-loss"), ("ece", "ECE"))),
+]  # fmt: skip
+
+
+def acceptance(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
+    """Return acceptance and survival by position and workload, and the coefficients."""
+    parts: list[Block] = []
+    for drawing in predictor_figures.DRAWINGS[2:]:
+        parts += blocks.draw(drawing, name, evaluation, cell)
+    parts += blocks.table(
+        f"{name}-workloads",
+        tables.workload_table(evaluation, cell),
+        f"Per workload: acceptance, the slope and first intercept of {label(ADOPTED).name} fitted "
+        "to it alone (± is 95 % by prompt), and how the common fit did on it.",
+        _WORKLOADS,
+    )
+    parts += blocks.table(
+        f"{name}-coefficients",
+        tables.coefficient_table(evaluation, cell),
+        "Fits on all rows of this cell: logit p = slope × feature + b_k; ± is 95 % by prompt.",
+        [
+            Column("name", "predictor"),
+            _with_half("slope", "slope"),
+            *(_with_half(f"b_{k}", f"b{k}", 3) for k in range(cell.num_speculative_tokens)),
+            Column("status", "fit"),
+        ],
+    )
+    parts += blocks.table(
+        f"{name}-exclusions",
+        of_cell(evaluation.exclusions, cell),
+        "Rows that were not graded, by reason.",
+        folded=True,
+    )
+    return blocks.section(name, "Acceptance", parts)

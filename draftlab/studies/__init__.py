@@ -1,0 +1,1 @@
+"""Studies: a log in, a result of tidy tables out, one module or package each."""

@@ -1,0 +1,1 @@
+"""Whether predictors and policies keep the target's output distribution."""

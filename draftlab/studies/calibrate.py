@@ -1,0 +1,468 @@
+"""Recalibrate what a drafter says of itself: fitted on some prompts, graded on the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from draftlab import metrics, provenance
+from draftlab.errors import InputError
+from draftlab.grading.cells import Cell, read_admitted, read_cells
+from draftlab.grading.prepare import Prepared, prepare, refuse_trimmed
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import open_any
+from draftlab.metrics import NUM_BINS
+from draftlab.metrics.intervals import mean_interval
+from draftlab.predictors.baselines import PREDICTORS, compute_feature
+from draftlab.predictors.calibration import (
+    CALIBRATORS,
+    STS_BINS,
+    STS_GRID,
+    Calibrator,
+    Sts,
+    fit_calibrator,
+    fit_sts,
+    parameters_of,
+    survival_ece,
+)
+from draftlab.predictors.survival import log_odds_of_log, product
+from draftlab.studies.evaluate import hash_log
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from draftlab._types import BoolArray, FloatArray, IntArray
+    from draftlab.log.reader import DraftLog
+
+SOURCES = ("confidence", "qmax")
+"""What can be recalibrated: the trained head and the raw draft probability."""
+TABLES = ("metrics", "calibrators", "temperatures")
+_FIT, _GRADED = 0, 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Result of `calibrate`. Tables carry run, pair and drafting."""
+
+    metrics: pl.DataFrame
+    """On prompts that no calibrator saw: source, view, method (``none``: as it is), per_position,
+    position (null: all), n, n_prompts, auc, log_loss, log_loss_gain (over ``none``, positive is
+    better) with _low and _high (95 % by group), brier, ece, ece_bins, ece_debiased, ece_null,
+    smooth_ece. Conditional methods meet conditional labels, ``sts`` survival labels; its ece has
+    20 bins, as DeepSpec's."""
+    calibrators: pl.DataFrame
+    """One row per fitted parameter: source, method, per_position, position, parameter, value, n,
+    note (null parameter: the identity, the note says why)."""
+    temperatures: pl.DataFrame
+    """STS: source, position, temperature, n (proposals that reach it), ece_before, ece_after
+    (cumulative, on the rows it was fitted to), at_edge (of the grid), thin (few rows)."""
+    files: dict[str, dict[str, Any]]
+    """Content of calibration.json, by source."""
+    notes: list[str]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as strict JSON content, NaN as null."""
+        return {
+            "command": "calibrate",
+            "settings": self.settings,
+            "notes": self.notes,
+            **{name: to_records(getattr(self, name)) for name in TABLES},
+            "calibration": self.files,
+            "provenance": self.provenance,
+        }
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/calibrate/*.parquet, result.json and calibration.json; return the folder.
+
+        calibration.json is of the first source; those of others are calibration-SOURCE.json.
+        """
+        folder = Path(out) / "calibrate"
+        for name in TABLES:
+            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
+        for index, (source, content) in enumerate(self.files.items()):
+            name = "calibration" if index == 0 else f"calibration-{source}"
+            write_json(folder / f"{name}.json", content)
+        write_json(folder / "result.json", self.to_dict())
+        return folder
+
+
+class _Made(NamedTuple):
+    metrics: list[dict[str, Any]]
+    calibrators: list[dict[str, Any]]
+    temperatures: list[dict[str, Any]]
+    file: dict[str, Any]
+    notes: list[str]
+
+
+def calibrate(
+    log: DraftLog | str | Path | Sequence[str | Path],
+    *,
+    sources: Sequence[str] | None = None,
+    methods: Sequence[str] = tuple(CALIBRATORS),
+    n_bins: int = NUM_BINS,
+    allow_trimmed: bool = False,
+    out: str | Path | None = None,
+) -> Calibration:
+    """Fit calibrators of a drafter's own probabilities on half the prompts, grade on the others.
+
+    Every method is fitted for all positions at once and for each position, besides sequential
+    temperature scaling, which is per position by construction.
+
+    Parameters
+    ----------
+    log : path, paths or DraftLog
+        Of one pair, K and drafting: a calibration belongs to one.
+    sources : sequence of str, optional
+        Of `SOURCES`; those that the log has unless told.
+    methods : sequence of str
+        Of `CALIBRATORS`.
+    n_bins : int
+        Equal-width bins of the conditional ECE.
+    allow_trimmed : bool
+        Fit on a log that was trimmed live all the same: biased, its rows were chosen by the
+        probabilities that are calibrated.
+    out : path, optional
+        Write the result there.
+
+    Raises
+    ------
+    InputError
+        A log under adaptive verification, of several cells, or without the source; an unknown
+        source or method; fewer than two prompts.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from draftlab.synth import synth_log
+    >>> run = synth_log(tempfile.mkdtemp(), num_requests=100, slope=0.5)
+    >>> found = calibrate(run, methods=["platt"])
+    >>> found.calibrators.filter(parameter="slope", per_position=False)["value"].round(1).to_list()
+    [0.5]
+    """
+    _check(sources, methods, n_bins)
+    opened = open_any(log)
+    cells = read_cells(opened, sorted({c for s in SOURCES for c in PREDICTORS[s].columns}))
+    if len(cells) != 1:
+        found = "; ".join(f"{cell.run} ({cell.pair}, {cell.drafting})" for cell in cells)
+        raise InputError(
+            f"a calibration belongs to one pair, K and drafting, got {found or 'none'}"
+        )
+    (cell,) = cells
+    refuse_trimmed(cells, [PREDICTORS[source] for source in SOURCES], allow_trimmed)
+    chosen = _present(cell, sources)
+    origin = {
+        "dataset": ", ".join(cell.datasets[code] for code in cell.present),
+        "sources": list(cell.runs),
+        "pair": cell.pair,
+        "drafting": cell.drafting,
+        "sampling": _sampling(opened, cell),
+        "data_hash": hash_log(opened),
+    }
+    made = {source: _calibrate(cell, source, methods, n_bins, origin) for source in chosen}
+    result = Calibration(
+        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]),
+        calibrators=_frame(cell, [row for one in made.values() for row in one.calibrators]),
+        temperatures=_frame(cell, [row for one in made.values() for row in one.temperatures]),
+        files={source: one.file for source, one in made.items()},
+        notes=[note for one in made.values() for note in one.notes],
+        settings={
+            "sources": chosen,
+            "methods": list(methods),
+            "n_bins": n_bins,
+            "sts_bins": STS_BINS,
+            "sts_grid": list(STS_GRID),
+            "split": "prompts dealt into two halves; fitted on the first, graded on the second",
+        },
+        provenance=provenance.collect(input_hash=origin["data_hash"]),
+    )
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def _check(sources: Sequence[str] | None, methods: Sequence[str], n_bins: int) -> None:
+    for kind, given, known in (
+        ("source", sources or (), SOURCES),
+        ("method", methods, tuple(CALIBRATORS)),
+    ):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise InputError(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
+    if n_bins < 1:
+        raise InputError(f"n_bins must be at least 1, got {n_bins}")
+
+
+def _present(cell: Cell, sources: Sequence[str] | None) -> list[str]:
+    def lacks(source: str) -> bool:
+        return any(
+            cell.rows[column].null_count() == len(cell.rows)
+            for column in PREDICTORS[source].columns
+        )
+
+    if sources is None:
+        return [source for source in SOURCES if not lacks(source)]
+    missing = [source for source in sources if lacks(source)]
+    if missing:
+        raise InputError(f"run {cell.run}: the log holds no {missing[0]}")
+    return list(dict.fromkeys(sources))
+
+
+def _sampling(log: DraftLog, cell: Cell) -> dict[str, Any]:
+    """Return the settings that all requests share; a list where they differ."""
+    names = ("temperature", "top_p", "top_k", "min_p")
+    requests = log.requests.filter(pl.col("run").is_in(cell.runs)).select(names).unique().collect()
+    values = {name: requests[name].unique().sort().to_list() for name in names}
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def _frame(cell: Cell, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, infer_schema_length=None).select(
+        pl.lit(cell.run).alias("run"),
+        pl.lit(cell.pair).alias("pair"),
+        pl.lit(cell.drafting).alias("drafting"),
+        pl.all(),
+    )
+
+
+def _calibrate(
+    cell: Cell, source: str, methods: Sequence[str], n_bins: int, origin: dict[str, Any]
+) -> _Made:
+    ready = prepare(cell, [PREDICTORS[source]], folds=2, chosen=True)
+    fitted = _fit_all(ready, source, methods)
+    rows = _grade_conditional(ready, source, fitted, n_bins)
+    grid = _read_grid(cell, source, ready)
+    part = grid.fold == _FIT
+    sts = fit_sts(grid.log_odds[part], grid.survived[part])
+    rows += _grade_survival(source, grid, sts)
+    calibrators = [
+        {"source": source, "method": one.method, "per_position": one.per_position} | parameter
+        for one in fitted
+        for parameter in _parameter_rows(one)
+    ]
+    return _Made(
+        metrics=rows,
+        calibrators=calibrators,
+        temperatures=_temperature_rows(source, sts),
+        file=_file(cell, source, grid, sts, fitted, origin),
+        notes=ready.notes + _notes(source, fitted, sts),
+    )
+
+
+def _fit_all(ready: Prepared, source: str, methods: Sequence[str]) -> list[Calibrator]:
+    rows, log_odds = ready.rows, ready.features[source]
+    part = rows.fold_slices[_FIT]
+    return [
+        fit_calibrator(
+            method,
+            log_odds[part],
+            rows.position[part],
+            rows.accepted[part],
+            rows.num_positions,
+            per_position=per_position,
+        )
+        for method in methods
+        for per_position in (False, True)
+    ]
+
+
+def _grade_conditional(
+    ready: Prepared, source: str, fitted: list[Calibrator], n_bins: int
+) -> list[dict[str, Any]]:
+    rows = ready.rows
+    part = rows.fold_slices[_GRADED]
+    raw = ready.features[source][part]
+    y, position, group = rows.accepted[part], rows.position[part], rows.group[part]
+    graded = [("none", False, raw)]
+    graded += [(one.method, one.per_position, one.log_odds(raw, position)) for one in fitted]
+    out = []
+    for method, per_position, logit in graded:
+        label = {"source": source, "view": "conditional", "method": method}
+        for k in [None, *range(rows.num_positions)]:
+            here = np.ones_like(y) if k is None else position == k
+            scored = _scores(y[here], logit[here], raw[here], group[here], n_bins)
+            out.append({**label, "per_position": per_position, "position": k, **scored})
+    return out
+
+
+def _scores(
+    y: BoolArray, logit: FloatArray, raw: FloatArray, group: IntArray, n_bins: int
+) -> dict[str, Any]:
+    prob = metrics.probability(logit)
+    gain = metrics.row_log_loss(y, raw) - metrics.row_log_loss(y, logit)
+    finite = bool(np.isfinite(gain).all()) and len(gain) > 0
+    mean, low, high = mean_interval(gain, group) if finite else (math.nan, math.nan, math.nan)
+    plain, null = metrics.ece_and_null(y, prob, n_bins=n_bins)
+    return {
+        "n": len(y),
+        "n_prompts": len(np.unique(group)),
+        "auc": metrics.auc(y, logit),
+        "log_loss": metrics.log_loss(y, logit),
+        "log_loss_gain": mean,
+        "log_loss_gain_low": low,
+        "log_loss_gain_high": high,
+        "brier": metrics.brier(y, prob),
+        "ece": plain,
+        "ece_bins": n_bins,
+        "ece_debiased": metrics.ece_debiased(y, prob, n_bins=n_bins),
+        "ece_null": null,
+        "smooth_ece": metrics.smooth_ece(y, prob),
+    }
+
+
+class _Grid(NamedTuple):
+    """Admitted rows as proposals and positions, (P, K), and the half of each proposal."""
+
+    log_odds: FloatArray
+    survived: BoolArray
+    fold: IntArray
+    group: IntArray
+
+
+def _read_grid(cell: Cell, source: str, ready: Prepared) -> _Grid:
+    frame = read_admitted(cell, PREDICTORS[source].columns)
+    fold_of_prompt = np.full(len(cell.prompts), -1)
+    fold_of_prompt[ready.frame["prompt"].to_numpy()] = ready.rows.fold
+    gaps = [c for c in PREDICTORS[source].columns if frame[c].null_count()]
+    if gaps:
+        raise InputError(
+            f"run {cell.run}: {gaps[0]} is null on {frame[gaps[0]].null_count()} admitted rows: "
+            "survival needs it behind rejections too"
+        )
+    position = frame["position"].to_numpy().astype(np.int64)
+    first = position == 0
+    index = np.cumsum(first) - 1
+    log_odds = np.full((int(first.sum()), cell.num_positions), np.nan)
+    survived = np.zeros(log_odds.shape, dtype=np.bool_)
+    log_odds[index, position] = compute_feature(PREDICTORS[source], frame)
+    survived[index, position] = frame["survived"].to_numpy()
+    prompt = frame["prompt"].to_numpy().astype(np.int64)
+    group = frame["run"].to_numpy().astype(np.int64) * len(cell.prompts) + prompt
+    return _Grid(log_odds, survived, fold_of_prompt[prompt[first]], group[first])
+
+
+def _grade_survival(source: str, grid: _Grid, sts: Sts) -> list[dict[str, Any]]:
+    part = grid.fold == _GRADED
+    z, survived, group = grid.log_odds[part], grid.survived[part], grid.group[part]
+    known = np.isfinite(z)
+    raw = log_odds_of_log(product(z))
+    out = []
+    for method, temperatures in (("none", np.ones(z.shape[1])), ("sts", sts.temperatures)):
+        logit = log_odds_of_log(product(z / temperatures))
+        label = {"source": source, "view": "survival", "method": method}
+        for k in [None, *range(z.shape[1])]:
+            here = known.copy()
+            if k is not None:
+                here[:, [j for j in range(z.shape[1]) if j != k]] = False
+            owner = np.broadcast_to(group[:, None], z.shape)[here]
+            scored = _scores(survived[here], logit[here], raw[here], owner, STS_BINS)
+            out.append({**label, "per_position": method == "sts", "position": k, **scored})
+    return out
+
+
+def _parameter_rows(one: Calibrator) -> list[dict[str, Any]]:
+    rows = []
+    for fitted in parameters_of(one):
+        found = fitted["parameters"] or {None: None}
+        rows += [
+            {
+                "position": fitted["position"],
+                "parameter": name,
+                "value": value,
+                "n": fitted["n"],
+                "note": fitted["note"],
+            }
+            for name, value in found.items()
+        ]
+    return rows
+
+
+def _temperature_rows(source: str, sts: Sts) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": source,
+            "position": k,
+            "temperature": float(sts.temperatures[k]),
+            "n": int(sts.counts[k]),
+            "ece_before": float(sts.ece_before[k]),
+            "ece_after": float(sts.ece_after[k]),
+            "at_edge": bool(sts.at_edge[k]),
+            "thin": bool(sts.thin[k]),
+        }
+        for k in range(len(sts.temperatures))
+    ]
+
+
+def _file(
+    cell: Cell,
+    source: str,
+    grid: _Grid,
+    sts: Sts,
+    fitted: list[Calibrator],
+    origin: dict[str, Any],
+) -> dict[str, Any]:
+    """Return calibration.json: keys of DeepSpec, SGLang and TensorRT-LLM, then our own."""
+    held_out = grid.fold == _GRADED
+    one = np.ones(cell.num_positions)
+    before, mean_before = survival_ece(grid.log_odds[held_out], grid.survived[held_out], one)
+    after, mean_after = survival_ece(
+        grid.log_odds[held_out], grid.survived[held_out], sts.temperatures
+    )
+    low, high, size = STS_GRID
+    temperatures = sts.temperatures.tolist()
+    num_records = int((grid.fold == _FIT).sum())
+    return {
+        "temperatures": temperatures,
+        "sts_temperatures": temperatures,
+        "block_size": cell.num_positions,
+        "num_speculative_tokens": cell.num_positions,
+        "num_bins": STS_BINS,
+        "grid": {"min": low, "max": high, "size": size, "also": 1.0},
+        "num_records": num_records,
+        "num_samples": num_records,
+        "source": source,
+        **origin,
+        "ece_before": _null(mean_before),
+        "ece_after": _null(mean_after),
+        "cumulative_ece_before": [_null(value) for value in before.tolist()],
+        "cumulative_ece_after": [_null(value) for value in after.tolist()],
+        "graded_on": "the half of the prompts that it was not fitted to",
+        "num_records_graded": int(held_out.sum()),
+        "at_grid_edge": np.flatnonzero(sts.at_edge).tolist(),
+        "thin_positions": np.flatnonzero(sts.thin).tolist(),
+        "conditional": [
+            {"method": each.method, "per_position": each.per_position, "maps": parameters_of(each)}
+            for each in fitted
+            if each.method != "isotonic"
+        ],
+    }
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _notes(source: str, fitted: list[Calibrator], sts: Sts) -> list[str]:
+    notes = [
+        f"{source}, {one.method}"
+        + (f", position {row['position']}" if one.per_position else "")
+        + f": {row['note']}"
+        for one in fitted
+        for row in parameters_of(one)
+        if row["note"]
+    ]
+    for marked, text in (
+        (sts.at_edge, "the best temperature lies at the edge of the grid"),
+        (sts.thin & (sts.counts > 0), "thin data"),
+        (sts.counts == 0, "no row reaches it, its temperature stays 1"),
+    ):
+        positions = np.flatnonzero(marked).tolist()
+        if positions:
+            notes.append(f"{source}, sts, positions {positions}: {text}")
+    return notes

@@ -1,0 +1,1 @@
+"""Online estimators over a log: replay, sweeps of constants, changes of traffic."""

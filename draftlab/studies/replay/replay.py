@@ -1,0 +1,374 @@
+"""Replay online estimators over a log, draft by draft, as the engine would have run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from draftlab import provenance
+from draftlab.errors import InputError
+from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.reader import DraftLog, Run, open_any
+from draftlab.online.estimator import OVERSHOOT
+from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER
+from draftlab.online.vllm import Constants, from_snapshot
+from draftlab.studies.replay.disagreement import compare, describe
+from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, KeptRows
+from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WINDOW = 100
+"""Engine steps in a window of the prequential metrics."""
+OFFLINE = "offline"
+"""Name of the ceiling: the shared-slope fit on all rows, in sample."""
+REPLAYABLE = (
+    "logit_qmax", "live_feature", "top2_margin", "logit_q_sampled", "entropy", "confidence",
+)  # fmt: skip
+"""Columns that an estimator can read."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Tidy results of `replay`. Every table carries run, pair and drafting."""
+
+    coefficients: pl.DataFrame
+    """One row per estimator, refit and position: estimator, refit (0: the start), step, position,
+    slope, intercept, count (labels of the round), slope_step, intercept_step, refused (nan,
+    negative or null), limited, overshoot (a coefficient moved by more than `OVERSHOOT` nats)."""
+    metrics: pl.DataFrame
+    """Prequential: each row predicted before its label was learnt. One row per estimator and
+    window, and one with window null for the whole run: estimator, window, first_step, n,
+    n_accepted, mean_prediction, log_loss, brier, ece, ece_null, auc (within windows: scores of
+    different coefficients have no common order), regret (log-loss above the offline fit)."""
+    summary: pl.DataFrame
+    """One row per estimator: estimator, doc, feature, n, log_loss, ece, auc, regret, refits,
+    refused, overshoots, diverged (still beyond the data at the end), cold_start_labels (labelled
+    drafts until a window stays within 0.01 nats of the offline fit), slope (last), live_error
+    (largest difference from the engine's own predictions, where logged)."""
+    disagreement: pl.DataFrame
+    """Runs of one deployment beside one another: see `disagreement.compare`. Empty where no two
+    runs share one."""
+    notes: list[str]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as strict JSON content, NaN as null."""
+        return {
+            "command": "replay",
+            "settings": self.settings,
+            "notes": self.notes,
+            **{name: to_records(getattr(self, name)) for name in _TABLES},
+            "provenance": self.provenance,
+        }
+
+    def write(self, out: str | Path) -> Path:
+        """Write OUT/replay/*.parquet and result.json, each atomically; return the folder."""
+        folder = Path(out) / "replay"
+        for name in _TABLES:
+            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
+        write_json(folder / "result.json", self.to_dict())
+        return folder
+
+
+_TABLES = ("coefficients", "metrics", "summary", "disagreement")
+_COLD = 0.01
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How to replay."""
+
+    estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
+    feature: str = "logit_qmax"
+    constants: Constants = field(default_factory=Constants)
+    float32: bool = False
+    """Quantise and clip the feature as the engine stores it."""
+    excluded: bool | None = None
+    """Learn from rows that are not eligible: True, False, or None for each estimator's own way."""
+    offline: bool = True
+    """Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory."""
+    snapshot: bool = True
+    """Begin from the start state in run.json, where there is one."""
+    window: int = WINDOW
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Constants that only some rivals have: decay, max_step."""
+
+
+def replay(
+    log: DraftLog | str | Path | Sequence[str | Path],
+    *,
+    settings: ReplaySettings | None = None,
+    out: str | Path | None = None,
+) -> Replay:
+    """Run online estimators over a log, in order of the verdicts, one of each per run.
+
+    Parameters
+    ----------
+    log : path, paths or DraftLog
+        Runs are replayed one by one: each had its own estimator.
+    settings : ReplaySettings, optional
+        What to replay, and with which constants.
+    out : path, optional
+        Write the result there.
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    InputError
+        An unknown estimator or feature; a log without labels; a feature that is null or NaN on
+        labelled rows (a null of logit_qmax counts as 40, as in vLLM).
+    """
+    chosen = settings or ReplaySettings()
+    check_settings(chosen)
+    opened = open_any(log)
+    columns = features_of(chosen)
+    parts = [
+        replay_source(
+            open_source(run, columns, window=chosen.window, float32=chosen.float32), chosen
+        )
+        for run in opened.runs
+    ]
+    coefficients = pl.concat([p.coefficients for p in parts])
+    disagreement = compare(
+        opened, coefficients, {n: feature_of(n, chosen) for n in chosen.estimators}
+    )
+    result = Replay(
+        coefficients=coefficients,
+        metrics=pl.concat([p.metrics for p in parts]),
+        summary=pl.concat([p.summary for p in parts]),
+        disagreement=disagreement,
+        notes=[*(note for p in parts for note in p.notes), *describe(disagreement)],
+        settings=_describe(chosen),
+        provenance=provenance.collect(),
+    )
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def check_settings(settings: ReplaySettings) -> None:
+    """Raise InputError for a setting out of its range."""
+    for name in settings.estimators:
+        if name not in ESTIMATORS:
+            raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
+    if settings.feature not in REPLAYABLE:
+        raise InputError(f"unknown feature {settings.feature!r}; known: {', '.join(REPLAYABLE)}")
+    if settings.constants.refit_interval < 1:
+        raise InputError(f"refit_interval must be >= 1, got {settings.constants.refit_interval}")
+    if settings.window < 1:
+        raise InputError(f"window must be >= 1, got {settings.window}")
+    for name in ("damping", "ridge"):
+        if getattr(settings.constants, name) < 0:
+            raise InputError(f"{name} must be >= 0, got {getattr(settings.constants, name)}")
+    for name, value in settings.own.items():
+        _check_own(name, value, settings.estimators)
+
+
+def _check_own(name: str, value: float, estimators: Sequence[str]) -> None:
+    """Raise InputError for a rival's constant that is out of range, or that no rival here has."""
+    owners = [estimator for estimator, entry in ESTIMATORS.items() if name in entry.own]
+    if not set(owners) & set(estimators):
+        has = f"only {', '.join(owners)} has it" if owners else "no estimator has it"
+        raise InputError(f"{', '.join(estimators)} has no constant {name}: {has}")
+    if name == "decay" and not 0 <= value <= 1:
+        raise InputError(f"decay must lie in [0, 1], got {value:g}")
+    if name == "max_step" and not value > 0:
+        raise InputError(f"max_step must be > 0, got {value:g}")
+
+
+@dataclass(frozen=True)
+class RunReplay:
+    """Replay of one run."""
+
+    coefficients: pl.DataFrame
+    metrics: pl.DataFrame
+    summary: pl.DataFrame
+    notes: list[str]
+
+
+def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
+    """Replay the rows of one run, or of a scenario made from it."""
+    drivers = [_make_driver(name, source, settings) for name in settings.estimators]
+    keep = KeptRows(settings.feature) if settings.offline else None
+    labelled = 0
+    for rows, end in read_batches(source):
+        labelled += len(rows)
+        for driver in drivers:
+            driver.feed(rows, end)
+        if keep is not None:
+            keep.add(rows)
+    if not labelled:
+        raise InputError(f"{source.run.path}: no labelled drafts to replay")
+    for driver in drivers:
+        driver.feed(no_rows(source), source.last_step + 1)
+    offline = None if keep is None else keep.grade(source)
+    graded = {driver.name: driver.sums for driver in drivers}
+    if offline is not None:
+        graded[OFFLINE] = offline
+    windows = {name: sums.table(source) for name, sums in graded.items()}
+    run = source.run
+    return RunReplay(
+        coefficients=_named(
+            run,
+            pl.concat([pl.DataFrame(schema=COEFFICIENTS), *(d.coefficients() for d in drivers)]),
+        ),
+        metrics=_named(run, _metrics(windows)),
+        summary=_named(run, _summary(drivers, windows, settings)),
+        notes=_notes(run, drivers, source),
+    )
+
+
+def features_of(settings: ReplaySettings) -> list[str]:
+    """Return the columns that the estimators of the settings read, sorted."""
+    features = {settings.feature} if settings.offline else set()
+    features |= {feature_of(name, settings) for name in settings.estimators}
+    return sorted(features)
+
+
+def feature_of(estimator: str, settings: ReplaySettings) -> str:
+    """Return the feature that an estimator reads: its own, or the chosen one."""
+    return ESTIMATORS[estimator].feature or settings.feature
+
+
+def _make_driver(name: str, source: Source, settings: ReplaySettings) -> Driver:
+    entry = ESTIMATORS[name]
+    own = {key: value for key, value in settings.own.items() if key in entry.own}
+    estimator, since = entry.make(source.num_positions, settings.constants, **own), 0
+    snapshot = source.run.metadata.get("estimator_start")
+    if settings.snapshot and snapshot and name == "vllm":
+        estimator, since = from_snapshot(snapshot, source.num_positions, settings.constants)
+    return Driver(
+        name=name,
+        estimator=estimator,
+        feature=feature_of(name, settings),
+        every_label=entry.every_label if settings.excluded is None else settings.excluded,
+        next_refit=source.first_step + estimator.refit_interval - 1 - since,
+        stride=settings.window if estimator.refit_interval == 1 else 1,
+        slopes=[estimator.slopes],
+        intercepts=[estimator.intercepts],
+    )
+
+
+def _metrics(windows: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    tables = []
+    reference = windows.get(OFFLINE)
+    for name, table in windows.items():
+        regret = pl.lit(None, dtype=pl.Float64)
+        if reference is not None:
+            offline = reference.select("window", offline="log_loss")
+            table = table.join(
+                offline, on="window", how="left", nulls_equal=True, maintain_order="left"
+            )
+            regret = pl.col("log_loss") - pl.col("offline")
+        tables.append(
+            table.select(
+                pl.lit(name).alias("estimator"),
+                pl.exclude("offline"),
+                regret.alias("regret"),
+            )
+        )
+    return pl.concat(tables)
+
+
+def _summary(
+    drivers: list[Driver], windows: dict[str, pl.DataFrame], settings: ReplaySettings
+) -> pl.DataFrame:
+    graded = _metrics(windows)
+    by_name = {driver.name: driver for driver in drivers}
+    rows = []
+    for name in windows:
+        own = graded.filter(pl.col("estimator") == name)
+        whole = own.filter(pl.col("window").is_null()).row(0, named=True)
+        row = {
+            "estimator": name,
+            "doc": "ceiling: shared-slope fit on all rows, in sample",
+            "feature": settings.feature,
+            **{key: whole[key] for key in ("n", "log_loss", "brier", "ece", "ece_null", "auc")},
+            "regret": whole["regret"],
+            "cold_start_labels": _cold_start(own),
+        }
+        rows.append(row | (_driven(by_name[name]) if name in by_name else {}))
+    return pl.DataFrame(rows, schema=_SUMMARY)
+
+
+_SUMMARY = {
+    "estimator": pl.String, "doc": pl.String, "feature": pl.String, "n": pl.Int64,
+    "log_loss": pl.Float64, "brier": pl.Float64, "ece": pl.Float64, "ece_null": pl.Float64,
+    "auc": pl.Float64, "regret": pl.Float64, "cold_start_labels": pl.Int64, "refits": pl.Int64,
+    "refused": pl.Int64, "overshoots": pl.Int64, "diverged": pl.Boolean, "slope": pl.Float64,
+    "live_error": pl.Float64,
+}  # fmt: skip
+
+
+def _driven(driver: Driver) -> dict[str, Any]:
+    last = driver.intercepts[-1]
+    return {
+        "doc": ESTIMATORS[driver.name].doc,
+        "feature": driver.feature,
+        "refits": len(driver.refits),
+        "refused": sum(r.refused is not None for _, r in driver.refits),
+        "overshoots": sum(r.overshoot for _, r in driver.refits),
+        # Clamped log-odds reach 40: an intercept beyond half of that rules every prediction.
+        "diverged": bool(~(np.abs(last).max() <= 20)),
+        "slope": float(driver.slopes[-1].mean()),
+        "live_error": driver.live_error,
+    }
+
+
+def _cold_start(own: pl.DataFrame) -> int | None:
+    """Return the labels learnt before the first window that is within 0.01 nats of offline."""
+    windows = own.filter(pl.col("window").is_not_null())
+    near = windows["regret"].is_not_null() & (windows["regret"] <= _COLD)
+    if not near.any():
+        return None
+    return int(windows["n"][: int(near.arg_max() or 0)].sum())
+
+
+def _notes(run: Run, drivers: list[Driver], source: Source) -> list[str]:
+    notes = []
+    for driver in drivers:
+        steps = [step for step, refit in driver.refits if refit.overshoot]
+        if steps:
+            notes.append(
+                f"{run.name}: {driver.name} moved a coefficient by more than {OVERSHOOT} nats in "
+                f"{len(steps)} refits, first at step {steps[0]}"
+            )
+        if not driver.refits and driver.estimator.refit_interval != NEVER:
+            notes.append(
+                f"{run.name}: {driver.name} never refitted: {source.last_step + 1} steps are "
+                f"fewer than its interval of {driver.estimator.refit_interval}"
+            )
+    return notes
+
+
+def _named(run: Run, table: pl.DataFrame) -> pl.DataFrame:
+    names = {"run": run.name, "pair": run.pair, "drafting": run.metadata["drafting"]}
+    return table.select(*(pl.lit(v).alias(k) for k, v in names.items()), pl.all())
+
+
+def _describe(settings: ReplaySettings) -> dict[str, Any]:
+    c = settings.constants
+    return {
+        "estimators": list(settings.estimators),
+        "feature": settings.feature,
+        "float32": settings.float32,
+        "refit_interval": c.refit_interval,
+        "damping": c.damping,
+        "ridge": c.ridge,
+        "start_slope": c.start_slope,
+        "start_intercept": c.start_intercept,
+        "excluded": settings.excluded,
+        "window": settings.window,
+        "snapshot": settings.snapshot,
+        **settings.own,
+    }

@@ -1,0 +1,1 @@
+"""What a verification policy would have gained on logged drafts."""

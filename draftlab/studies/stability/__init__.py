@@ -1,0 +1,1 @@
+"""Whether coefficients hold across workloads, pairs, time and sample size."""

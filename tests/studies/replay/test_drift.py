@@ -1,0 +1,220 @@
+"""Scenarios are built from whole proposals, and their recovery is measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+
+from draftlab.errors import InputError
+from draftlab.log.reader import open_log
+from draftlab.online.smoothing import SMOOTHED, Smoother
+from draftlab.online.vllm import Constants
+from draftlab.reporting.replays import mild_switches
+from draftlab.studies.replay.drift import (
+    Segment,
+    build_scenario,
+    default_scenario,
+    drift,
+    parse_scenario,
+)
+from draftlab.studies.replay.replay import ReplaySettings, replay
+from draftlab.studies.replay.sweep import parse_grid, sweep
+from draftlab.synth import synth_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from draftlab.log.reader import DraftLog
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    datasets = {"easy": 3.0, "hard": -1.5}
+    folder = tmp_path_factory.mktemp("log")
+    return synth_log(folder, num_requests=80, datasets=datasets, steps_per_request=30)
+
+
+def test_a_scenario_is_parsed() -> None:
+    parsed = parse_scenario("a@300 > b=3+c=1@20", repeat=2)
+    assert (
+        parsed
+        == (
+            Segment((("a", 1.0),), 300),
+            Segment((("b", 3.0), ("c", 1.0)), 20),
+        )
+        * 2
+    )
+    assert [s.name for s in parsed[:2]] == ["a", "b=3+c"]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a@", "a@x", "a@0", "a@5 >", "a=x@5", "=2@5", "a=-1@5"])
+def test_a_bad_scenario_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="scenario"):
+        parse_scenario(text)
+
+
+def test_a_scenario_takes_whole_proposals_in_the_logs_order(run: Path) -> None:
+    log = open_log(run)
+    scenario = parse_scenario("easy@7 > easy=3+hard=1@5")
+    frame, _ = build_scenario(log.runs[0], scenario, ["logit_qmax"], 8)
+    per_step = frame.filter(pl.col("position") == 0).group_by("step").len().sort("step")
+    assert per_step["step"].to_list() == list(range(12))
+    assert per_step["len"].unique().to_list() == [8]
+    assert (frame["verify_step"] == frame["step"] + 1).all()
+    # The first proposals of the scenario are the first of the log's easy requests.
+    easy = log.requests.filter(pl.col("dataset") == "easy").select("request")
+    first = (
+        log.drafts.filter(pl.col("accepted").is_not_null())
+        .join(easy, on="request", how="semi")
+        .sort("step", "slot", "position")
+        .select("logit_qmax")
+        .head(5)
+        .collect()
+    )
+    same = frame.filter(pl.col("step") == 0)["logit_qmax"].to_list()
+    assert set(first["logit_qmax"].to_list()) <= set(same)
+
+
+def test_a_workload_that_runs_out_begins_again(run: Path) -> None:
+    log = open_log(run)
+    frame, _ = build_scenario(log.runs[0], parse_scenario("easy@100"), ["logit_qmax"], 64)
+    counts = frame.group_by("logit_qmax", "position", "accepted").len()["len"]
+    assert counts.max() is not None
+    assert frame.filter(pl.col("position") == 0).height == 6400
+
+
+def test_an_unknown_workload_lists_the_known(run: Path) -> None:
+    with pytest.raises(InputError, match="no workload 'medium'; known: easy, hard"):
+        drift(run, parse_scenario("medium@10"))
+
+
+def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
+    settings = ReplaySettings(
+        ("vllm", "step-limited", "running-rate"), constants=Constants(refit_interval=20), window=10
+    )
+    scenario = parse_scenario("easy@200 > hard@200")
+    result = drift(run, scenario, settings=settings, proposals_per_step=16, out=tmp_path)
+    rows = {row["estimator"]: row for row in result.recovery.to_dicts()}
+    assert set(rows) == {"vllm", "step-limited", "running-rate"}
+    for row in rows.values():
+        assert row["stale_log_loss"] > row["offline_log_loss"] + 0.3
+        assert (row["switch_step"], row["before"], row["after"]) == (200, "easy", "hard")
+        assert row["log_loss"] >= row["offline_log_loss"]
+        assert 0 < row["offline_ece"] < rows["running-rate"]["ece"]
+    # A floor that averages over all the past never comes near the new traffic's own fit.
+    assert rows["running-rate"]["recovery_steps"] is None
+    assert rows["step-limited"]["recovery_steps"] is not None
+    assert rows["step-limited"]["recovery_steps"] >= 20
+    assert rows["step-limited"]["cost_nats"] > 0
+    written = pl.read_parquet(tmp_path / "replay-drift" / "recovery.parquet")
+    assert written.equals(result.recovery)
+    assert json.loads((tmp_path / "replay-drift" / "result.json").read_text())["settings"]
+
+
+def foreign_cost(log: DraftLog, before: str, after: str) -> float:
+    """Return what scikit-learn's fit to one workload costs on the other, in nats."""
+    rows = (
+        log.drafts.filter(pl.col("accepted").is_not_null())
+        .join(log.requests.select("request", "dataset"), on="request")
+        .select("dataset", "accepted", "position", pl.col("logit_qmax").cast(pl.Float64))
+        .collect()
+    )
+    one_hot = [rows["position"] == k for k in range(5)]
+    design = np.column_stack([rows["logit_qmax"], *one_hot]).astype(np.float64)
+    y, dataset = rows["accepted"].to_numpy(), rows["dataset"].to_numpy()
+    losses = []
+    for name in (before, after):
+        model = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-8, max_iter=1000)
+        model.fit(design[dataset == name], y[dataset == name])
+        graded = dataset == after
+        losses.append(log_loss(y[graded], model.predict_proba(design[graded])[:, 1]))
+    return float(losses[0] - losses[1])
+
+
+def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: Path) -> None:
+    datasets = {"easy": 1.0, "plain": 0.2, "hard": -0.4}
+    run = synth_log(tmp_path, num_requests=600, datasets=datasets)
+    log = open_log(run)
+    names = [segment.name for segment in default_scenario(run, steps=30)]
+    costs = {pair: foreign_cost(log, *pair) for pair in itertools.permutations(datasets, 2)}
+    before, after = max(costs, key=lambda pair: costs[pair])
+    assert names == [before, after, before]
+    settings = ReplaySettings(("vllm",), constants=Constants(refit_interval=10), window=10)
+    result = drift(run, settings=settings, proposals_per_step=64)
+    assert [segment.steps for segment in result.scenario] == [50, 50, 50]
+    assert result.segments() == [(0, before), (50, after), (100, before)]
+    assert result.recovery["switch_step"].to_list() == [50, 100]
+    # the second segment's own fit and the fit to the first, graded there
+    stale = result.recovery["stale_log_loss"][0] - result.recovery["offline_log_loss"][0]
+    assert stale == pytest.approx(costs[before, after], rel=0.3)
+    proposals = log.drafts.filter(pl.col("position") == 0, pl.col("accepted").is_not_null())
+    each = proposals.select(pl.len()).collect().item() / 3
+    assert result.settings["passes"] == pytest.approx({before: 6400 / each, after: 3200 / each})
+
+
+def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
+    alike = synth_log(tmp_path, num_requests=300, datasets={"a": 0.0, "b": 0.0})
+    settings = ReplaySettings(("vllm",), constants=Constants(refit_interval=10), window=10)
+    result = drift(alike, parse_scenario("a@180 > b@180"), settings=settings, proposals_per_step=16)
+    [sentence] = mild_switches(result)
+    assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
+
+
+def test_one_workload_is_no_scenario(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs two workloads with labels, found 1"):
+        default_scenario(synth_log(tmp_path, num_requests=10))
+
+
+def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) -> None:
+    """Proposals are cut apart and mixed; each keeps the smoothed confidence that it had live."""
+    shutil.copytree(run, tmp_path / "log")
+    for part in (tmp_path / "log" / "drafts").glob("*.parquet"):
+        drafts = pl.read_parquet(part)
+        drafts.with_columns(confidence=pl.col("logit_qmax").clip(-9, 9)).write_parquet(part)
+    [opened] = open_log(tmp_path / "log").runs
+    features = ["confidence", SMOOTHED]
+    frame, _ = build_scenario(opened, parse_scenario("easy@9 > hard@9"), features, 8)
+    rows = opened.scan("drafts").sort("step", "slot", "position").collect()
+    wanted = set(Smoother().add(rows).select("confidence", SMOOTHED).rows())
+    assert set(frame.select("confidence", SMOOTHED).rows()) <= wanted
+
+
+def test_a_rivals_own_constant_is_swept(run: Path) -> None:
+    grid = parse_grid(["decay=0,0.9 damping=0,50"])
+    table = sweep([run], grid, processes=1)
+    assert table["estimator"].unique().to_list() == ["exp-decay"]
+    assert table.select("decay", "damping").rows() == [(0, 0), (0, 50), (0.9, 0), (0.9, 50)]
+    # Without memory the decayed rule is the shipped one.
+    settings = ReplaySettings(("vllm",), excluded=False)
+    vllm = replay(run, settings=settings).summary.filter(estimator="vllm")
+    assert table["log_loss"][1] == pytest.approx(vllm["log_loss"].item(), abs=1e-12)
+    with pytest.raises(InputError, match="vllm has no constant max_step: only limited has it"):
+        sweep([run], parse_grid(["max-step=1,2"]), estimator="vllm")
+
+
+def test_a_sweep_replays_every_combination(run: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    table = sweep(
+        [run],
+        parse_grid(["refit-interval=5,40", "damping=0,50"]),
+        on_done=lambda done, total: seen.append((done, total)),
+    )
+    combinations = table.select("refit_interval", "damping").rows()
+    assert combinations == [(5.0, 0.0), (5.0, 50.0), (40.0, 0.0), (40.0, 50.0)]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert table["refits"][0] > table["refits"][2]
+    assert (table["regret"] > 0).all()
+
+
+@pytest.mark.parametrize("text", ["damping", "speed=3", "ridge=a,b"])
+def test_a_bad_grid_is_named(text: str) -> None:
+    with pytest.raises(InputError, match="sweep"):
+        parse_grid([text])

@@ -1,0 +1,111 @@
+"""A generator of the package in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from draftlab.errors import InputError
+from draftlab.log.reader import open_log
+from draftlab.parallel import stream_process
+from draftlab.reporting import run_studies
+from draftlab.reporting.render import make_report
+from draftlab.studies.stability.stability import stability
+from draftlab.synth import synth_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def test_items_come_in_order_from_another_process() -> None:
+    with stream_process(_count, 3) as items:
+        assert list(items) == [0, 1, 2]
+    with stream_process(_tell_process) as others:
+        assert next(others) != os.getpid()
+
+
+def test_an_item_is_there_before_the_last_one_is_made() -> None:
+    with stream_process(_wait_behind_first) as items:
+        assert next(items) == "first"
+
+
+def test_what_the_function_raises_is_raised_behind_its_items() -> None:
+    with stream_process(_fail_behind, 2) as items:
+        assert [next(items), next(items)] == [0, 1]
+        with pytest.raises(InputError, match="behind 2"):
+            next(items)
+
+
+def test_what_it_prints_does_not_spoil_the_items() -> None:
+    with stream_process(_print_between) as items:
+        assert list(items) == [1, 2]
+
+
+def test_a_process_that_ends_early_is_an_error() -> None:
+    with (
+        stream_process(_exit_behind_one) as items,
+        pytest.raises(RuntimeError, match="_exit_behind_one ended with exit status 3"),
+    ):
+        assert list(items) == [1]
+
+
+def test_an_error_of_the_caller_ends_the_process() -> None:
+    start = time.monotonic()
+    with pytest.raises(KeyError), stream_process(_wait_behind_first):
+        raise KeyError
+    assert time.monotonic() - start < _LONG / 2
+
+
+def test_a_report_of_a_large_log_shows_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(synth_log(tmp_path, num_requests=60))
+    here, figures = make_report(log)
+    monkeypatch.setattr(run_studies, "_WORTH_A_PROCESS", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    there, again = make_report(log)
+    assert there == here
+    assert again == figures
+    achievable = stability(log).ceiling_share
+    shown = run_studies.gather(log, run_studies.EvaluateOptions()).stability
+    assert shown is not None
+    assert shown.ceiling_share.columns == achievable.columns
+    assert len(shown.ceiling_share) == len(achievable)
+
+
+_LONG = 60.0
+
+
+def _count(stop: int) -> Iterator[int]:
+    yield from range(stop)
+
+
+def _tell_process() -> Iterator[int]:
+    yield os.getpid()
+
+
+def _wait_behind_first() -> Iterator[str]:
+    yield "first"
+    time.sleep(_LONG)
+    yield "last"
+
+
+def _fail_behind(count: int) -> Iterator[int]:
+    yield from range(count)
+    raise InputError(f"behind {count}")
+
+
+def _print_between() -> Iterator[int]:
+    yield 1
+    sys.stdout.write("a word")
+    yield 2
+
+
+def _exit_behind_one() -> Iterator[int]:
+    yield 1
+    os._exit(3)
