@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,10 @@ _POLARS: dict[str, PolarsDataType] = {
 }
 
 
+_FOOTER_TAIL = 8
+"""Bytes behind a Parquet footer: its length and the magic number."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A file that could not be read; its rows are missing from every table."""
@@ -56,6 +61,8 @@ class Run:
     """Rows by table, from the footers of the readable parts."""
     unfinished: tuple[str, ...]
     """Temporary files that a writer left behind."""
+    fingerprint: str
+    """Of run.json and of the names, sizes and footers of the readable parts: equal for a copy."""
 
     @property
     def pair(self) -> str:
@@ -101,6 +108,13 @@ class DraftLog:
     def scan(self, table: str) -> pl.LazyFrame:
         """Scan a table of `schema.TABLES` of all runs, with a column ``run``."""
         return pl.concat([run.scan(table) for run in self.runs])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the runs hold, from run.json and the footers of their parts."""
+        marks = [run.fingerprint for run in self.runs]
+        marks += [f"{problem.path}: {problem.message}" for problem in self.problems]
+        return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 
     @property
     def drafts(self) -> pl.LazyFrame:
@@ -206,7 +220,8 @@ def _filesystem(path: str | Path) -> tuple[fs.FileSystem, str]:
 
 
 def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem]]:
-    metadata = _read_metadata(folder, filesystem)
+    metadata, mark = _read_metadata(folder, filesystem)
+    digest = hashlib.sha256(mark)
     parts: dict[str, tuple[str, ...]] = {}
     rows: dict[str, int] = {}
     problems: list[Problem] = []
@@ -219,13 +234,15 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
                 unfinished.append(path)
             elif path.endswith(".parquet"):
                 try:
-                    count += _check_part(path, table, filesystem)
+                    rows_of_part, footer = _check_part(path, table, filesystem)
                 except (pa.ArrowInvalid, OSError) as error:
                     why = str(error).strip().rstrip(".")
                     problems.append(
                         Problem(_uri(path, filesystem), f"not a readable Parquet file: {why}")
                     )
                 else:
+                    count += rows_of_part
+                    digest.update(f"{table}/{path.rpartition('/')[2]}".encode() + footer)
                     readable.append(_uri(path, filesystem))
         parts[table], rows[table] = tuple(readable), count
     broken = [p for p in problems if "/drafts/" in p.path]
@@ -233,16 +250,19 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
         raise InputError(f"{broken[0].path}: {broken[0].message}; no other part holds drafts")
     name = str(metadata["run"])
     place = _uri(folder, filesystem)
-    return Run(name, place, metadata, parts, rows, tuple(unfinished)), problems
+    run = Run(name, place, metadata, parts, rows, tuple(unfinished), digest.hexdigest())
+    return run, problems
 
 
-def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
+def _read_metadata(folder: str, filesystem: fs.FileSystem) -> tuple[dict[str, Any], bytes]:
+    """Return run.json, parsed and as it stands."""
     path = f"{folder}/run.json"
     with filesystem.open_input_stream(path) as stream:
-        try:
-            metadata = json.loads(stream.readall())
-        except ValueError as error:
-            raise InputError(f"{path}: is not JSON: {error}") from error
+        text: bytes = stream.readall()
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path}: is not JSON: {error}") from error
     missing = [
         c.name
         for c in schema.RUN
@@ -255,7 +275,7 @@ def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
         raise InputError(
             f"{path}: has log version {version}, this draftlab reads version {schema.VERSION}"
         )
-    return dict(metadata)
+    return dict(metadata), text
 
 
 def find_parts(folder: str | Path, table: str) -> list[str]:
@@ -270,10 +290,17 @@ def _list_files(folder: str, filesystem: fs.FileSystem) -> list[str]:
     return sorted(e.path for e in filesystem.get_file_info(selector) if e.is_file)
 
 
-def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
-    """Return the rows of a part whose columns fit the schema; raise where they do not."""
+def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> tuple[int, bytes]:
+    """Return the rows and the footer of a part that fits the schema; raise where it does not.
+
+    The footer comes with its place in the file, hence with the size of all before it.
+    """
     with filesystem.open_input_file(path) as stream:
         footer = pq.ParquetFile(stream)
+        size = stream.size()
+        length = footer.metadata.serialized_size + _FOOTER_TAIL
+        stream.seek(size - length)
+        content: bytes = str(size).encode() + stream.read(length)
         found = footer.schema_arrow
         rows: int = footer.metadata.num_rows
     types = dict(zip(found.names, found.types, strict=True))
@@ -288,7 +315,7 @@ def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
                 f"{path}: column {column.name} has type {types[column.name]}, wanted "
                 f"{column.dtype} (log version {schema.VERSION})"
             )
-    return rows
+    return rows, content
 
 
 def _fits(found: pa.DataType, wanted: str) -> bool:

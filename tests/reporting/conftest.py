@@ -10,7 +10,7 @@ import pytest
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.reporting.content import build_report
 from draftlab.reporting.render import write_report
-from draftlab.reporting.run_studies import EvaluateOptions, Studies, gather
+from draftlab.reporting.run_studies import EvaluateOptions, Studies, plan, run_missing_studies
 from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
@@ -18,7 +18,7 @@ from tests.logs import proposal, write_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
 
 HOSTILE = '<script>alert("x")</script> & $x^2$ --> 日本'
 DATASETS = {"code": 0.5, HOSTILE: 0.0, "chat": -0.5, "maths": 0.2}
@@ -52,17 +52,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DraftLog:
 
 @pytest.fixture(scope="session")
 def evaluation(log: DraftLog) -> Evaluation:
-    return evaluate(log, keep_predictions=True)
+    return evaluate(log)
 
 
 @pytest.fixture(scope="session")
 def studies(log: DraftLog, evaluation: Evaluation) -> Studies:
-    return gather(log, EvaluateOptions(), evaluation=evaluation)
+    return run_missing_studies(log, plan(EvaluateOptions()), given=[evaluation])
 
 
 @pytest.fixture(scope="session")
-def built(log: DraftLog, studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
-    return build_report(log, studies)
+def built(studies: Studies) -> tuple[dict[str, Any], dict[str, str]]:
+    return build_report(studies)
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +75,6 @@ def folder(
 
 @pytest.fixture(scope="session")
 def cells(evaluation: Evaluation) -> dict[str, CellKey]:
-    from draftlab.reporting.tables import cells
+    from draftlab.reporting.labels import cells
 
     return {cell.run: cell for cell in cells(evaluation)}

@@ -17,7 +17,7 @@ from draftlab.errors import InputError
 from draftlab.grading.folds import assign_folds
 from draftlab.metrics.intervals import auc_interval, mean_interval
 from draftlab.schema import Excluded
-from draftlab.studies.evaluate import TABLES, Evaluation, evaluate
+from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -359,7 +359,7 @@ def test_datasets_are_also_fitted_alone(crossed: Evaluation) -> None:
 
 def test_it_is_deterministic(run: Path, crossed: Evaluation) -> None:
     again = evaluate(run, keep_predictions=True)
-    for name in (*TABLES, "predictions"):
+    for name in Evaluation.meanings():
         assert_frame_equal(getattr(again, name), getattr(crossed, name), check_exact=True)
 
 
@@ -423,18 +423,18 @@ def test_a_position_in_one_fold_only_is_left_out_loudly(tmp_path: Path) -> None:
     result = evaluate(run)
     assert only(result, "constant", "position", position=4)["n"] == 0
     assert result.exclusions.filter(reason="untrained_position")["rows"].item() == 20
-    assert any("positions [4] are left out" in note for note in result.notes)
+    assert any("positions [4] are left out" in note for note in map(str, result.notes))
     assert np.isnan(only(result, "constant", "position", position=4)["auc"])
     in_sample = evaluate(run, in_sample=True)
     assert only(in_sample, "constant", "position", position=4)["n"] == 20
-    assert any("separable" in note for note in in_sample.notes)
+    assert any("separable" in note for note in map(str, in_sample.notes))
 
 
 def test_few_groups_make_few_folds(tmp_path: Path) -> None:
     result = evaluate(fresh(tmp_path, num_requests=3), keep_predictions=True)
     assert result.predictions is not None
     assert result.predictions["fold"].n_unique() == 3
-    assert any(note.startswith("3 folds instead of 5") for note in result.notes)
+    assert any(note.startswith("3 folds instead of 5") for note in map(str, result.notes))
 
 
 # --- cells
@@ -477,13 +477,13 @@ def test_pooling_is_asked_for(tmp_path: Path) -> None:
     fresh(tmp_path, run="greedy", num_positions=4, drafting="greedy", seed=1)
     apart = evaluate(tmp_path)
     assert apart.metrics["drafting"].unique().sort().to_list() == ["greedy", "probabilistic"]
-    assert any(note.startswith("K differs (2, 4)") for note in apart.notes)
+    assert any(note.startswith("K differs (2, 4)") for note in map(str, apart.notes))
     pooled = evaluate(tmp_path, pool=True)
     row = only(pooled, "logit_q_sampled")
     assert (row["drafting"], row["lossless"]) == ("mixed", False)
     n = apart.metrics.filter(scope="overall", predictor="constant")["n"].sum()
     assert row["n"] == n
-    assert any("pooled on request" in note for note in pooled.notes)
+    assert any("pooled on request" in note for note in map(str, pooled.notes))
     (cell,) = pooled.settings["cells"]
     assert (cell["num_speculative_tokens"], cell["method"]) == (4, "synthetic")
     rates = pooled.acceptance.filter(pl.col("dataset").is_null())["n_observed"].to_list()
@@ -493,8 +493,8 @@ def test_pooling_is_asked_for(tmp_path: Path) -> None:
 def test_pooling_runs_that_differ_in_k_only_is_said(tmp_path: Path) -> None:
     fresh(tmp_path, run="short", num_positions=2)
     fresh(tmp_path, run="long", num_positions=4, seed=1)
-    assert not any("pooled on request" in note for note in evaluate(tmp_path).notes)
-    notes = evaluate(tmp_path, pool=True).notes
+    assert not any("pooled on request" in note for note in map(str, evaluate(tmp_path).notes))
+    notes = [str(note) for note in evaluate(tmp_path, pool=True).notes]
     [said] = [note for note in notes if "pooled on request" in note]
     assert "num_speculative_tokens differ between the rows" in said
 
@@ -532,7 +532,7 @@ def test_a_cell_that_cannot_be_graded_is_named(tmp_path: Path) -> None:
     )
     result = evaluate(run)
     assert result.metrics["drafting"].unique().to_list() == ["probabilistic"]
-    assert any("not graded" in note and "(greedy)" in note for note in result.notes)
+    assert any("not graded" in note and "(greedy)" in note for note in map(str, result.notes))
 
 
 def test_c04_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
@@ -545,13 +545,13 @@ def test_c04_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
     # the predictor that trimmed may be refitted, with a word about the range that it saw
     alone = evaluate(log, predictors=["logit_qmax"])
     assert alone.metrics["trimmed"].all()
-    assert any("0: -1.00 to -1.00; beyond that" in note for note in alone.notes)
+    assert any("0: -1.00 to -1.00; beyond that" in note for note in map(str, alone.notes))
     with pytest.raises(InputError, match="refit only logit_qmax"):
         evaluate(log, predictors=["logit_qmax", "entropy"])
     result = evaluate(log, allow_trimmed=True)
     assert result.metrics["trimmed"].all()
     assert result.acceptance.filter(pl.col("dataset").is_null())["hidden_share"].to_list() == [0, 1]
-    assert any("adaptive verification" in note for note in result.notes)
+    assert any("adaptive verification" in note for note in map(str, result.notes))
 
 
 @pytest.mark.parametrize(
@@ -582,9 +582,10 @@ def test_a_column_with_gaps_leaves_its_predictor_out(tmp_path: Path) -> None:
     names = result.metrics["predictor"].unique().to_list()
     assert not {"overlap", "entropy", "confidence"} & set(names)
     assert result.metrics.filter(scope="overall")["n"].n_unique() == 1
-    assert "entropy is left out: column entropy is not recorded" in result.notes
+    assert "entropy is left out: column entropy is not recorded" in map(str, result.notes)
     assert any(
-        note.startswith("overlap is left out: column overlap is null on") for note in result.notes
+        note.startswith("overlap is left out: column overlap is null on")
+        for note in map(str, result.notes)
     )
     chosen = evaluate(run, predictors=["overlap", "logit_qmax"])
     graded = only(chosen, "overlap")["n"]
@@ -622,13 +623,14 @@ def test_c45_what_is_undefined_is_null_in_strict_json(tmp_path: Path) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    content = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+    assert json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+    content = json.loads(json.dumps(result.to_dict()), parse_constant=refuse)
     deep = [row for row in content["metrics"]
             if row["scope"] == "position" and row["position"] in (5, 6)]  # fmt: skip
     assert {row["n"] for row in deep} == {0}
     assert {row[name] for row in deep for name in ("auc", "log_loss", "ece", "brier")} == {None}
-    assert content["provenance"]["input_hash"]
-    for name in (*TABLES, "predictions"):
+    assert content["provenance"]["fingerprint"]
+    for name in Evaluation.meanings():
         stored = pl.read_parquet(folder / f"{name}.parquet")
         assert_frame_equal(stored, getattr(result, name), check_exact=True)
     assert not list(folder.glob("*.tmp"))
