@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "provenance": {"errors"},
     "metrics": {"_types"},
     "features": {"schema", "errors", "_types"},
-    "log": {"schema", "metrics", "provenance", "errors", "_types"},
+    "log": {"features", "schema", "metrics", "provenance", "errors", "_types"},
     "synth": {"log", "features", "schema", "provenance", "errors", "_types"},
     "predictors": ARRAYS,
     "online": ARRAYS,

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -16,12 +16,17 @@ from pyarrow import fs
 
 from draftlab import schema
 from draftlab.errors import InputError
+from draftlab.features import FEATURES
 from draftlab.log.files import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
     from polars._typing import PolarsDataType
+
+    from draftlab._types import BoolArray
+    from draftlab.features import Feature
 
 _POLARS: dict[str, PolarsDataType] = {
     "int64": pl.Int64,
@@ -98,7 +103,18 @@ class Run:
         )
 
 
-@dataclass(frozen=True)
+class TrainingFrame(NamedTuple):
+    """Graded rows for a model of one's own; unpacks as X, y, groups."""
+
+    X: pl.DataFrame
+    """(n, 1 + features): position (int16), then the features (float64)."""
+    y: BoolArray
+    """(n,): accepted."""
+    groups: np.ndarray[Any, Any]
+    """(n,) str: the prompt, for `GroupKFold`: rows of one prompt resemble one another."""
+
+
+@dataclass(frozen=True, repr=False)
 class DraftLog:
     """One or several runs, read together. Keys are unique within a run."""
 
@@ -130,6 +146,62 @@ class DraftLog:
     def steps(self) -> pl.LazyFrame:
         """Lazy table of engine steps (`schema.STEPS`)."""
         return self.scan("steps")
+
+    def training_frame(self, features: str | Sequence[str] = "logit_qmax") -> TrainingFrame:
+        """Return the rows that `evaluate` grades, for a model of one's own.
+
+        Parameters
+        ----------
+        features : str or sequence of str
+            Names in `draftlab.features.FEATURES`; log-odds are clamped at +-40 nats.
+
+        Returns
+        -------
+        TrainingFrame
+            X, y, groups: observed rows without a bit in ``excluded`` and without a null in the
+            features, in log order.
+
+        Raises
+        ------
+        InputError
+            An unknown feature.
+
+        Examples
+        --------
+        >>> X, y, groups = open_log("data/sample-t1").training_frame(["logit_qmax", "entropy"])
+        >>> X.columns, len(X) == len(y) == len(groups)
+        (['position', 'logit_qmax', 'entropy'], True)
+        """
+        chosen = _choose_features(features)
+        names = [feature.name for feature in chosen]
+        prompts = self.requests.select("run", "request", "group")
+        rows = (
+            self.drafts.filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
+            .join(prompts, on=["run", "request"], maintain_order="left")
+            .select("position", "accepted", "group", *(f.expr.alias(f.name) for f in chosen))
+            .drop_nulls(["group", *names])
+            .collect()
+        )
+        return TrainingFrame(
+            rows.select("position", *names), rows["accepted"].to_numpy(), rows["group"].to_numpy()
+        )
+
+    def __repr__(self) -> str:
+        """Return one line a run: what was recorded, and how much."""
+        lines = [
+            f"{run.name}: {run.pair}, {run.metadata['drafting']} drafting, "
+            f"K = {run.metadata['num_speculative_tokens']}, {run.rows['drafts']:,} drafts"
+            for run in self.runs
+        ]
+        lost = [f"{len(self.problems)} unreadable parts"] if self.problems else []
+        return "\n".join(["draftlab.DraftLog", *(f"  {line}" for line in [*lines, *lost])])
+
+
+def _choose_features(names: str | Sequence[str]) -> list[Feature]:
+    chosen = [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in chosen if name not in FEATURES]:
+        raise InputError(f"unknown feature {unknown[0]!r}; known: {', '.join(FEATURES)}")
+    return [FEATURES[name] for name in chosen]
 
 
 def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
