@@ -36,6 +36,11 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LLAMA3_CONFIG = {
+    "rope_parameters": LLAMA3_ROPE,  # transformers 5
+    "rope_scaling": LLAMA3_ROPE,  # transformers 4, which keeps theta outside
+    "rope_theta": LLAMA3_ROPE["rope_theta"],
+}
 
 
 def make_folder(path: Path, kind: str) -> Any:
@@ -46,7 +51,7 @@ def make_folder(path: Path, kind: str) -> Any:
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
     else:
-        shape = SHAPE | ({"rope_parameters": LLAMA3_ROPE} if kind == "llama3" else {})
+        shape = SHAPE | (LLAMA3_CONFIG if kind == "llama3" else {})
         model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=kind == "tied"))
     model = model.double().eval()
     model.save_pretrained(path)
