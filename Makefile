@@ -10,7 +10,7 @@ OPTIONS ?=
 TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
 	table-pairs table-av-gain figure-frontier lossless replay-drift
 
-.PHONY: help install run test lint sample bench conformance reproduce live-check docs clean $(TABLES)
+.PHONY: help install run test fast lint sample bench conformance reproduce live-check docs clean $(TABLES)
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ run: install ## Collect live, evaluate and report (LABELLED=10000); ends in repo
 
 test: install ## Run the tests, one thread a process
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+fast: install ## Run the tests that are not marked slow (about a minute)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: install ## Check style and types
 	$(BIN)/ruff format --check .
