@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "data" / "README.md", *DOCS.rglob("*.md")])
+FILES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "data/README.md")
+PAGES = sorted([*(ROOT / name for name in FILES), *DOCS.rglob("*.md")])
 NOTEBOOK = DOCS / "tutorial.ipynb"
 SMALL = ROOT / "data" / "sample-t1"
 """Stands for the sample log where an example is run: what runs on one runs on the other."""
