@@ -23,7 +23,7 @@ from draftlab.predictors.baselines import PREDICTORS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from draftlab._types import BoolArray, FloatArray
+    from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.features import Drafting
     from draftlab.log.reader import DraftLog, Run
 
@@ -87,6 +87,11 @@ class Cell:
     def present(self) -> list[int]:
         """Codes of the datasets that the cell has rows of, graded or not."""
         return self.counts["dataset"].drop_nulls().unique().sort().to_list()
+
+    def group_codes(self, frame: pl.DataFrame) -> IntArray:
+        """Return the code of (run, prompt) of each row: the unit of intervals."""
+        run, prompt = (frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt"))
+        return np.asarray(run * len(self.prompts) + prompt)
 
     @property
     def trimmed(self) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from draftlab.policies.stopping import Lengths
     from draftlab.studies.simulate.batches import Survivals
     from draftlab.studies.simulate.frontier import Batch
-    from draftlab.studies.simulate.proposals import Predictions, Proposals
+    from draftlab.studies.simulate.proposals import CompleteProposals, Predictions
 
 Reads = Literal["nothing", "survival", "conditional", "draw", "tree", "truth"]
 
@@ -190,7 +190,10 @@ class Runner:
     """Runs jobs over batches; what does not depend on the batch is computed once."""
 
     def __init__(
-        self, proposals: Proposals, predictions: Predictions, constants: Constants | None = None
+        self,
+        proposals: CompleteProposals,
+        predictions: Predictions,
+        constants: Constants | None = None,
     ) -> None:
         self._proposals = proposals
         self.trees: LoggedTrees | str = "no trees were read"

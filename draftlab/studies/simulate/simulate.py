@@ -36,8 +36,8 @@ from draftlab.studies.simulate.frontier import (
 from draftlab.studies.simulate.logged_trees import COLUMNS as TREE_COLUMNS
 from draftlab.studies.simulate.logged_trees import has_trees, read_trees
 from draftlab.studies.simulate.proposals import (
+    CompleteProposals,
     Predictions,
-    Proposals,
     calibrated,
     read_proposals,
     reordered,
@@ -316,7 +316,7 @@ def _simulate_cell(
     tables.notes.extend(_why_no_gain(cell, tables.gains[start[0] :]))
 
 
-def _cell_notes(cell: Cell, proposals: Proposals) -> Iterator[str]:
+def _cell_notes(cell: Cell, proposals: CompleteProposals) -> Iterator[str]:
     if proposals.num_dropped:
         yield (
             f"{cell.run}: {proposals.num_dropped} proposals are left out: not graded, not sent "
@@ -334,12 +334,13 @@ def _cell_notes(cell: Cell, proposals: Proposals) -> Iterator[str]:
 
 
 def _batches(
-    cell: Cell, proposals: Proposals, options: _Options
+    cell: Cell, proposals: CompleteProposals, options: _Options
 ) -> Iterator[tuple[str | None, Batch]]:
-    present = np.unique(proposals.dataset).tolist()
+    dataset_of_request = proposals.dataset[proposals.starts]
+    present = np.unique(dataset_of_request).tolist()
     parts: list[tuple[str | None, Any]] = [(None, np.arange(len(proposals.starts)))]
     if options.by_dataset and len(present) > 1:
-        parts += [(cell.datasets[d], np.flatnonzero(proposals.dataset == d)) for d in present]
+        parts += [(cell.datasets[d], np.flatnonzero(dataset_of_request == d)) for d in present]
     for dataset, requests in parts:
         for concurrency in options.concurrencies:
             rng = np.random.default_rng([options.seed, concurrency])
