@@ -23,7 +23,12 @@ K = 3
 @pytest.fixture
 def cell(tmp_path: Path) -> Cell:
     """Whole, trimmed and partly excluded proposals of three prompts."""
-    labels = [[True, False, None], [True, True, True], [False, None, None], [True, True, False]]
+    labels: list[list[Any]] = [
+        [True, False, None],
+        [True, True, True],
+        [False, None, None],
+        [True, True, False],
+    ]
     rows = [
         proposal(step, given, request=step % 3, entropy=np.arange(K) + 10.0 * step)
         for step, given in enumerate(labels)
@@ -49,10 +54,10 @@ def test_rows_lie_where_a_loop_puts_them(cell: Cell) -> None:
     values = grid.spread(frame["entropy"].to_numpy())
     for index, rows in enumerate(proposals):
         for position in range(K):
-            row = rows[position] if position < len(rows) else None
-            assert grid.survived[index, position] == (row is not None and row["survived"])
-            expected = np.nan if row is None else row["entropy"]
-            np.testing.assert_equal(values[index, position], expected)
+            absent = {"survived": False, "entropy": np.nan}
+            expected = rows[position] if position < len(rows) else absent
+            assert grid.survived[index, position] == expected["survived"]
+            np.testing.assert_equal(values[index, position], expected["entropy"])
         assert grid.num_survived[index] == sum(bool(row["survived"]) for row in rows)
         assert grid.fold[index] == fold_of_prompt[rows[0]["prompt"]]
         assert cell.datasets[grid.dataset[index]] == cell.datasets[rows[0]["dataset"]]
