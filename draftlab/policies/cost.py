@@ -385,6 +385,10 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("smollm2-135m", 0.135, 0.27, 23.0),
     )
 }
+DEFAULT_MODEL = "H100/llama-8b"
+"""What is simulated where no cost was measured, HARDWARE/MODEL: a labelled model of a cheap drafter
+on one GPU. Chosen for its shape: 64 requests of six tokens lie beyond the batch up to which its
+cost is flat, so that trimming can pay there."""
 _ROOFLINE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 
 

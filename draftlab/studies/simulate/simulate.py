@@ -16,6 +16,7 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, read_cells
+from draftlab.grading.prepare import NUM_FOLDS
 from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.parallel import run_threads
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from draftlab.features import Drafting
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-NUM_FOLDS = 5
+"""Requests in a batch unless told."""
 PREDICTORS_BY_DEFAULT = (
     *(
         "logit_qmax",
@@ -146,7 +147,7 @@ def simulate(
     log : path, paths or DraftLog
         Of runs with adaptive verification off: what was not verified has no label.
     cost : CostTable, str or path, or a sequence of them, optional
-        ``log`` (what its own steps measured), a model such as ``L4/llama-8b``, a file of
+        ``log`` (what its own steps measured), a model such as ``H100/llama-8b``, a file of
         `profile`, or a table. Each is simulated by itself. Unless told, a model, and the log's
         own steps where they show that a draft costs something.
     policies : sequence of str, optional
@@ -183,7 +184,7 @@ def simulate(
     >>> import tempfile
     >>> from draftlab.synth import synth_log
     >>> run = synth_log(tempfile.mkdtemp(), num_requests=60)
-    >>> result = simulate(run, "L4/llama-8b", predictors=["oracle"], concurrencies=[1, 256])
+    >>> result = simulate(run, "H100/llama-8b", predictors=["oracle"], concurrencies=[1, 256])
     >>> best = result.gains.filter(concurrency=256, predictor="oracle")
     >>> bool(best["gain"][0] > 0.02)
     True
