@@ -145,10 +145,6 @@ class CostTable:
         verify = self.fixed_ms + self.batch.at(requests) + self.verify.at(tokens)
         return np.asarray(verify + self.draft.at(requests) * self._share(passes))
 
-    def plain_ms(self, requests: npt.ArrayLike) -> FloatArray:
-        """Return the time of a step of plain decoding: a token a request and no drafting."""
-        return self.step_ms(requests, requests, 0)
-
     def _share(self, passes: npt.ArrayLike | None) -> FloatArray:
         """Return the share of the drafting time that so many passes take."""
         if passes is None:

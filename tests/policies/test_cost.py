@@ -77,7 +77,7 @@ def test_a_step_adds_its_parts() -> None:
     )
     assert table.step_ms(4, 6) == 1.0 + 2.0 + 15.0 + 6.0
     assert table.step_ms(4, 6, 1) == 1.0 + 2.0 + 15.0 + 2.0
-    assert table.plain_ms(4) == 1.0 + 2.0 + 13.0
+    assert table.step_ms(4, 4, 0) == 1.0 + 2.0 + 13.0
     parallel = CostTable("t", "model", verify=Curve((1,), (10.0,)), draft=Curve((1,), (6.0,)))
     assert parallel.step_ms(1, 1, [0, 1, 3]).tolist() == [10.0, 16.0, 16.0]
 

@@ -263,8 +263,6 @@ def _acceptance_caption(table: pl.DataFrame) -> str:
     return f"n = {observed} observed and {admitted} admitted drafts at positions 0 on."
 
 
-POSITIONS = ("auc-by-position", "log-loss-by-position")
-"""The first drawings; the others are of acceptance."""
 DRAWINGS = (
     Drawing(
         "auc-by-position",

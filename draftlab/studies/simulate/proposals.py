@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.grading.cells import ADMITTED, PLACED, Cell
 from draftlab.grading.folds import assign_folds, fold_by_prompt
 from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.predictors.calibration import fit_sts
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab._types import FloatArray, IntArray
-    from draftlab.grading.cells import Cell
     from draftlab.predictors.baselines import Predictor
     from draftlab.predictors.logistic import Fit
 
@@ -80,8 +80,6 @@ def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> Com
     """
     K = cell.num_positions
     keys = ("run", "request", "step", "position")
-    sent = pl.col("admitted") & pl.col("verify_step").is_not_null()
-    placed = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
     frame = (
         cell.frame.select(
             *keys,
@@ -90,7 +88,7 @@ def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> Com
             *columns,
             survived=pl.col("accepted").fill_null(value=False),
             stop=(pl.col("excluded") & _AFTER_STOP) != 0,
-            bad=((pl.col("excluded") & ~_AFTER_STOP) != 0) | ~sent | ~placed,
+            bad=((pl.col("excluded") & ~_AFTER_STOP) != 0) | ~ADMITTED | ~PLACED,
             left=(pl.col("output_tokens") - pl.col("output_index")).fill_null(K + 1),
         )
         .sort(keys)
