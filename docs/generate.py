@@ -256,7 +256,7 @@ def list_estimators(_: str) -> str:
 
 
 def list_policies(_: str) -> str:
-    from draftlab.studies.simulate.runner import POLICIES
+    from draftlab.studies.simulate.policies import POLICIES
 
     return table(("policy", "what it is"), [(f"`{p.name}`", p.doc) for p in POLICIES.values()])
 

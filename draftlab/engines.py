@@ -42,7 +42,7 @@ def collect(
         Trim live by this predictor (reference engine): a predictor's name, ``hybrid``, or
         ``online-`` and an estimator's name. Needs ``cost``.
     cost : CostTable, str or path, optional
-        Cost table for it: a file of `profile`, or a model such as ``L4/llama-8b``.
+        Cost table for it: a file of `profile`, or a model such as ``H100/llama-8b``.
     fit_on : path, optional
         Log of this pair that the predictor is fitted on.
     on_step : callable, optional
@@ -107,12 +107,12 @@ def _make_admission(
     name: str, cost: Cost | None, fit_on: str | Path | None, num_speculative_tokens: int
 ) -> Any:
     from draftlab.policies.adaptive import coefficients_of, make_admission
-    from draftlab.policies.cost import CostTable, find_cost
+    from draftlab.policies.cost import DEFAULT_MODEL, CostTable, find_cost
 
     if cost is None:
         raise InputError(
             "--adaptive-verification needs --cost: a file of `draftlab profile`, or a model such "
-            "as L4/llama-8b"
+            f"as {DEFAULT_MODEL}"
         )
     known = None
     if fit_on is not None:
@@ -209,14 +209,14 @@ def profile(
 
     _refuse_unknown("reference", options, CollectSettings)
     require_engine()
-    from draftlab.engine.profile import CONCURRENCIES
+    from draftlab.engine.profile import MEASURED_CONCURRENCIES
     from draftlab.engine.profile import profile as run
     from draftlab.policies.cost import StepSizes, table_from_steps
 
     settings = CollectSettings(**_parsed(options))
     sizes = run(
         settings,
-        concurrencies=concurrencies or CONCURRENCIES,
+        concurrencies=concurrencies or MEASURED_CONCURRENCIES,
         repetitions=repetitions,
         on_step=on_step or _ignore,
     )
@@ -259,11 +259,11 @@ def demo(
         index.html of the report.
     """
     from draftlab.log.reader import open_log
+    from draftlab.policies.cost import DEFAULT_MODEL
     from draftlab.reporting.render import report
     from draftlab.studies.audit.audit import audit
     from draftlab.studies.evaluate import evaluate
     from draftlab.studies.replay.replay import replay
-    from draftlab.studies.simulate.costs import MODEL_COST
     from draftlab.studies.simulate.simulate import simulate
 
     folder = Path(out)
@@ -277,7 +277,7 @@ def demo(
         # this drafter is slower than plain decoding on a CPU: the economics are those of a model
         lambda: simulate(
             log,
-            MODEL_COST,
+            DEFAULT_MODEL,
             predictors=predictors,
             concurrencies=[64, 256],
             by_dataset=False,

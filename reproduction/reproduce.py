@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import polars as pl
 from claims import CLAIMS, SPREAD, Claim, intercepts_spread_more, judge
-from study import MODEL_COST, Study, synthetic
+from study import Study, synthetic
 
 from draftlab import published
 from draftlab.log.files import write_text
+from draftlab.policies.cost import DEFAULT_MODEL
 from draftlab.published import PUBLISHED
 from draftlab.reporting.labels import CellKey, of_cell
 from draftlab.reporting.render import report
@@ -273,7 +274,7 @@ def _gain(study: Study) -> list[str]:
     lines = []
     for title, simulation in (
         ("On the costs that this log's steps measured", study.measured),
-        (f"On the cost model {MODEL_COST}: a model, not a measurement", study.modelled),
+        (f"On the cost model {DEFAULT_MODEL}: a model, not a measurement", study.modelled),
     ):
         rows = simulation.gains.filter(concurrency=64, predictor="online-vllm")
         lines += [f"### {title}", "", markdown_table(_filled(rows.select(_GAINS))), ""]
@@ -287,7 +288,7 @@ def _frontier(study: Study) -> list[str]:
         "policy", "predictor", "verify_length", "concurrency", "tokens_per_second",
         "tokens_per_second_per_request", "acceptance_length", "verified_per_step", "on_frontier",
     )  # fmt: skip
-    return [f"On the cost model {MODEL_COST}: a model.", "", markdown_table(_filled(table), 2)]
+    return [f"On the cost model {DEFAULT_MODEL}: a model.", "", markdown_table(_filled(table), 2)]
 
 
 def _lossless(_: Study) -> list[str]:

@@ -14,6 +14,7 @@ from draftlab import evaluate, simulate
 from draftlab.features import clamp
 from draftlab.log.reader import open_log
 from draftlab.metrics import correlation
+from draftlab.policies.cost import DEFAULT_MODEL
 from draftlab.predictors.logistic import fit_logistic
 from draftlab.reporting.labels import CellKey, cells
 from draftlab.studies.replay.drift import HARDEST, Drift, drift
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
     from draftlab.studies.evaluate import Evaluation
     from draftlab.studies.simulate.simulate import Simulation
 
-MODEL_COST = "A100-80GB/llama-8b"
-"""A cheap drafter on one GPU: a labelled model, since a CPU's costs leave nothing to gain. Chosen
-for its shape: 64 requests of six tokens lie beyond the batch up to which its cost is flat."""
 POLICIES = ("fixed", "av/online-vllm", "av/confidence", "av/oracle")
-CONCURRENCIES = (1, 4, 16, 32, 64, 128, 256)
+FRONTIER_CONCURRENCIES = (1, 4, 16, 32, 64, 128, 256)
+"""Points of the reproduced frontier, F2."""
 REPEATS = 200
 """Of the bootstrap by prompt under correlations and spreads of coefficients."""
 
@@ -91,7 +90,11 @@ class Study:
     @cached_property
     def modelled(self) -> Simulation:
         return simulate(
-            self.log, MODEL_COST, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False
+            self.log,
+            DEFAULT_MODEL,
+            policies=POLICIES,
+            concurrencies=FRONTIER_CONCURRENCIES,
+            regret=False,
         )
 
     @cached_property

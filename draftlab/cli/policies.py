@@ -24,7 +24,7 @@ from draftlab.cli.options import (
 app = typer.Typer()
 
 
-@app.command(epilog="Example: draftlab simulate data/sample --cost L4/llama-8b --concurrency 64")
+@app.command(epilog="Example: draftlab simulate data/sample --cost H100/llama-8b --concurrency 64")
 def simulate(
     log: Logs,
     out: Out = None,

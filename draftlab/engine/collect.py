@@ -26,6 +26,7 @@ from draftlab.engine.loading import (
 )
 from draftlab.engine.prompts import SUITES, Prompt, load_prompts, load_suites
 from draftlab.errors import InputError
+from draftlab.log.collection import CollectionSettings
 from draftlab.log.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -45,64 +46,34 @@ _SEARCH_PROMPTS = 10
 _SEARCH_TOKENS = 48
 
 
-@dataclass(frozen=True)
-class CollectSettings:
-    """What to run. The defaults are the embedded default; `draftlab collect --help` explains."""
+@dataclass(frozen=True, kw_only=True)
+class CollectSettings(CollectionSettings):
+    """What to run with the reference engine. The defaults are the embedded default.
+
+    Without a drafter the target's own layers draft.
+    """
 
     target: str = EMBEDDED
-    drafter: str | None = None
-    """A checkpoint with the target's vocabulary; None drafts with the target's own layers."""
     skip_layers: tuple[int, ...] | int | None = None
     """Layers that the drafter leaves out, or how many a search should choose; None: the embedded
     default's own, or a fifth of another target's layers."""
-    draft_sample_method: str = "probabilistic"
     prompts: tuple[str, ...] = ()
     """Prompt files; none: the five suites."""
-    num_speculative_tokens: int = 5
-    temperature: float = 0.6
-    top_p: float = 0.95
-    top_k: int = 0
-    min_p: float = 0.0
-    concurrency: int = 64
-    max_new_tokens: int = 128
-    max_labelled: int | None = None
-    """Stop after so many eligible labelled drafts; None: each prompt once."""
-    seed: int = 0
     device: str = "cpu"
-    dtype: str = "auto"
     head: str | None = None
     """File of a confidence head, or ``none``; None: the shipped one, where there is one."""
     log_distributions: int = 0
     """Rows of (p, q) to keep for the audit, sampled evenly over the run; 0 is none."""
     log_tree: int = 0
     """Most likely tokens to log at each draft position, for tree policies; 0 is none."""
-    tokens: bool = False
-    raw_ids: bool = False
 
-    def check(self) -> None:
-        """Raise InputError for a setting out of its range."""
-        ranges: list[tuple[str, bool, str]] = [
-            ("temperature", self.temperature >= 0, ">= 0"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_k", self.top_k >= 0, ">= 0 (0 is off)"),
-            ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
-            ("num_speculative_tokens", self.num_speculative_tokens >= 1, ">= 1"),
-            ("concurrency", self.concurrency >= 1, ">= 1"),
-            ("max_new_tokens", self.max_new_tokens >= 1, ">= 1"),
-            ("max_labelled", self.max_labelled is None or self.max_labelled >= 1, ">= 1"),
-            ("seed", self.seed >= 0, ">= 0"),
+    def _ranges(self) -> list[tuple[str, bool, str]]:
+        return [
+            *super()._ranges(),
             ("log_distributions", self.log_distributions >= 0, ">= 0"),
             ("log_tree", self.log_tree >= 0, ">= 0"),
-            (
-                "draft_sample_method",
-                self.draft_sample_method in ("probabilistic", "greedy"),
-                "probabilistic or greedy",
-            ),
             ("dtype", self.dtype in _DTYPES, "one of " + ", ".join(_DTYPES)),
         ]
-        for name, good, wanted in ranges:
-            if not good:
-                raise InputError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
 
 
 _DTYPES = ("auto", "bfloat16", "float32", "float64")
@@ -164,7 +135,7 @@ def collect(
     prompts = read_prompts(settings)
     engine = load_engine(settings)
     collector = Collector(settings, engine, prompts, admission=admission)
-    log = LogWriter(out, _run_metadata(settings, engine, prompts) | _trimming(admission))
+    log = LogWriter(out, _run_metadata(settings, engine, prompts, admission))
     try:
         with log:
             collector.run(log, on_step)
@@ -184,12 +155,6 @@ class NamedAdmission(Admission, Protocol):
     @property
     def start(self) -> dict[str, Any] | None:
         """Start state of an estimator that learns."""
-
-
-def _trimming(admission: NamedAdmission | None) -> dict[str, Any]:
-    if admission is None:
-        return {}
-    return {"adaptive_verification": admission.name, "estimator_start": admission.start}
 
 
 @dataclass(frozen=True)
@@ -486,7 +451,10 @@ class Collector:
 
 
 def _run_metadata(
-    settings: CollectSettings, engine: Engine, prompts: Sequence[Prompt]
+    settings: CollectSettings,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    admission: NamedAdmission | None,
 ) -> dict[str, Any]:
     texts = "\0".join(turn for prompt in prompts for turn in prompt.turns)
     return {
@@ -498,7 +466,8 @@ def _run_metadata(
         "verification": "standard",
         "num_speculative_tokens": settings.num_speculative_tokens,
         "feature_source": "head",
-        "adaptive_verification": "off",
+        "adaptive_verification": "off" if admission is None else admission.name,
+        **({} if admission is None else {"estimator_start": admission.start}),
         "vocab_size": engine.target.config.vocab_size,
         "device": _device_name(settings.device),
         "dtype": str(engine.target.dtype).removeprefix("torch."),

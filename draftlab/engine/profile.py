@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from draftlab.engine.decode import Columns
     from draftlab.engine.model import KeyValueCache
 
-CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+MEASURED_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+"""Requests in a step that are measured unless told."""
 REPETITIONS = 5
 """Steps per size, of which the median counts, as in vLLM."""
 CONTEXT_TOKENS = 128
@@ -56,7 +57,7 @@ class SameLength:
 def profile(
     settings: CollectSettings | None = None,
     *,
-    concurrencies: Sequence[int] = CONCURRENCIES,
+    concurrencies: Sequence[int] = MEASURED_CONCURRENCIES,
     repetitions: int = REPETITIONS,
     context_tokens: int = CONTEXT_TOKENS,
     on_step: Callable[[int, int], None] = lambda _done, _total: None,

@@ -23,7 +23,7 @@ from draftlab.predictors.baselines import PREDICTORS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from draftlab._types import BoolArray, FloatArray
+    from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.features import Drafting
     from draftlab.log.reader import DraftLog, Run
 
@@ -44,8 +44,10 @@ _ENOUGH_ROWS = 20
 
 _LABELLED = pl.col("accepted").is_not_null()
 _ELIGIBLE = pl.col("excluded") == 0
-_ADMITTED = pl.col("admitted") & pl.col("verify_step").is_not_null()
-_PLACED = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
+ADMITTED = pl.col("admitted") & pl.col("verify_step").is_not_null()
+"""Rows of drafts that were sent to the target, and that a verdict covers."""
+PLACED = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
+"""Rows whose request is known, with its workload and prompt."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ class Cell:
     def present(self) -> list[int]:
         """Codes of the datasets that the cell has rows of, graded or not."""
         return self.counts["dataset"].drop_nulls().unique().sort().to_list()
+
+    def group_codes(self, frame: pl.DataFrame) -> IntArray:
+        """Return the code of (run, prompt) of each row: the unit of intervals."""
+        run, prompt = (frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt"))
+        return np.asarray(run * len(self.prompts) + prompt)
 
     @property
     def trimmed(self) -> bool:
@@ -192,7 +199,7 @@ def _read_pool(
         *_count_exprs(), *_exclusion_exprs(), *_nan_exprs(columns)
     )
     wanted = ["run", "dataset", "prompt", *_KEYS, *columns]
-    eligible = frame.filter(_LABELLED & _ELIGIBLE & _PLACED).select("greedy", *wanted)
+    eligible = frame.filter(_LABELLED & _ELIGIBLE & PLACED).select("greedy", *wanted)
     counts, rows = pl.collect_all([by_place.sort("dataset", "position"), eligible])
     metadata = _common_metadata(runs)
     _refuse_bad(counts, columns, runs, metadata["num_speculative_tokens"])
@@ -274,7 +281,7 @@ _HAS_ENTROPY = _ELIGIBLE & _LABELLED & pl.col("entropy").is_not_null()
 _COUNTS: dict[str, pl.Expr] = {
     "proposed": _ELIGIBLE.sum(),
     # a verdict covers it; behind a rejection it then counts as not surviving
-    "admitted": (_ELIGIBLE & _ADMITTED).sum(),
+    "admitted": (_ELIGIBLE & ADMITTED).sum(),
     "observed": (_ELIGIBLE & _LABELLED).sum(),
     "accepted_rows": (_ELIGIBLE & pl.col("accepted")).sum(),
     "hidden": (_ELIGIBLE & ~pl.col("admitted")).sum(),
@@ -285,9 +292,9 @@ _COUNTS: dict[str, pl.Expr] = {
 _REASONS: dict[str, pl.Expr] = {
     "unobserved": ~_LABELLED,
     **{str(bit.name).lower(): (pl.col("excluded") & bit.value) != 0 for bit in schema.Excluded},
-    "no_request": ~_PLACED,
+    "no_request": ~PLACED,
     # every row once, however many reasons it has
-    "total": reduce(or_, (~_LABELLED, ~_ELIGIBLE, ~_PLACED)),
+    "total": reduce(or_, (~_LABELLED, ~_ELIGIBLE, ~PLACED)),
 }
 
 
@@ -353,7 +360,7 @@ def read_admitted(cell: Cell, columns: Sequence[str]) -> pl.DataFrame:
         In log order, a proposal's rows from position 0 on: run, dataset, prompt (codes), position,
         survived (everything up to the row was accepted) and the columns.
     """
-    good = _ADMITTED & _ELIGIBLE & _PLACED
+    good = ADMITTED & _ELIGIBLE & PLACED
     keys = pl.col("run", "step", "slot")
     rows = cell.frame.select(
         "run",

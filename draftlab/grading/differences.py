@@ -10,6 +10,7 @@ import polars as pl
 
 from draftlab.grading.grade import SCORES, Grade, strata_of
 from draftlab.metrics.intervals import half_width
+from draftlab.predictors.baselines import ADOPTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 Compare = Literal["adopted", "all"]
 
-ADOPTED = "logit_qmax"
-"""The feature that vLLM adopted: the others are compared with it."""
 _SCOPES = ("overall", "without_first", "position")
 _METRICS = ("auc", "log_loss", "brier", "ece")
 _SCHEMA = {

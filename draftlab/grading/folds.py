@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def assign_folds(dataset: IntArray, prompt: IntArray, num_folds: int) -> IntArra
 
     Examples
     --------
-    >>> import numpy as np
     >>> assign_folds(np.zeros(5, dtype=int), np.array([7, 7, 8, 9, 7]), 2).tolist()
     [0, 0, 1, 1, 0]
     """
@@ -45,3 +45,16 @@ def assign_folds(dataset: IntArray, prompt: IntArray, num_folds: int) -> IntArra
         .alias("fold"),
     )  # fmt: skip
     return rows.join(dealt, on="prompt", how="left", maintain_order="left")["fold"].to_numpy()
+
+
+def fold_by_prompt(prompt: IntArray, fold: IntArray, num_prompts: int) -> IntArray:
+    """Return the fold of each prompt code, (num_prompts,), from rows; -1 where it has none.
+
+    Examples
+    --------
+    >>> fold_by_prompt(np.array([3, 0, 3]), np.array([1, 0, 1]), 4).tolist()
+    [0, -1, -1, 1]
+    """
+    folds = np.full(num_prompts, -1)
+    folds[prompt] = fold
+    return folds

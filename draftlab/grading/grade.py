@@ -17,7 +17,7 @@ from scipy.special import expit
 from draftlab import metrics
 from draftlab.grading.rows import Clusters, GradedRows, Scope, order_of_values
 from draftlab.metrics import divide, row_wins, sum_by
-from draftlab.metrics.intervals import bounded, half_width, ratio_influence
+from draftlab.metrics.intervals import auc_influence, bounded, half_width, ratio_influence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -381,7 +381,13 @@ def _scope_table(
         )
         for name, by_unit in above.items()
     }
-    ratios["auc"] = _auc(clusters, clusters.total(wins), len(scope), rows.num_folds)
+    ratios["auc"] = auc_influence(
+        clusters.total(wins),
+        clusters.total(clusters.chances),
+        clusters.entry,
+        clusters.fold,
+        len(scope),
+    )
     null, null_high = metrics.ece_null_of_bins(n, variance)
     columns: dict[str, Any] = {
         "scope": [scope.name] * len(scope),
@@ -408,23 +414,6 @@ def _scope_table(
 def strata_of(name: str, clusters: Clusters) -> IntArray | int:
     """Return the strata that the influence on a metric is centred in: folds, for AUC."""
     return clusters.strata if name == "auc" else 1
-
-
-def _auc(
-    clusters: Clusters, wins: IntArray, num_entries: int, num_folds: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return the AUC of each entry and the influence of each cluster, within its fold.
-
-    Pairs are made within folds: that one fold scored better than another is no difference
-    between its groups.
-    """
-    chances = clusters.total(clusters.chances)
-    auc, _ = ratio_influence(wins, chances, clusters.entry, num_entries)
-    stratum = clusters.entry * num_folds + clusters.fold
-    of_fold, _ = ratio_influence(wins, chances, stratum, num_entries * num_folds)
-    gap = wins - np.nan_to_num(of_fold)[stratum] * chances
-    pairs = sum_by(clusters.entry, chances.astype(np.float64), num_entries)[clusters.entry]
-    return auc, 2 * divide(gap, pairs)  # twice: a pair is seen from both of its ends
 
 
 def _reliability(sums: _Sums, n_bins: int) -> pl.DataFrame:

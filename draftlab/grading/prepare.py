@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from draftlab.errors import InputError
-from draftlab.grading.folds import assign_folds
+from draftlab.grading.folds import assign_folds, fold_by_prompt
 from draftlab.grading.rows import GradedRows, arrange
 from draftlab.predictors.baselines import Features, Predictor
 from draftlab.results import Note
@@ -50,6 +50,8 @@ class Prepared(NamedTuple):
     features: Features
     log_order: IntArray
     """What puts the rows into log order."""
+    fold_of_prompt: IntArray
+    """(prompts of the cell,): -1 where none of its rows is graded."""
     dropped: dict[str, int]
     """Eligible labelled rows that are left out, by reason."""
     notes: list[Note]
@@ -81,7 +83,16 @@ def prepare(
     dropped: dict[str, int] = {}
     kept, frame, notes = _select(cell, predictors, chosen, dropped)
     frame, rows, log_order = _fold(cell, frame, folds, dropped, notes)
-    return Prepared(kept, frame, rows, Features(kept, frame), log_order, dropped, notes)
+    return Prepared(
+        predictors=kept,
+        frame=frame,
+        rows=rows,
+        features=Features(kept, frame),
+        log_order=log_order,
+        fold_of_prompt=fold_by_prompt(frame["prompt"].to_numpy(), rows.fold, len(cell.prompts)),
+        dropped=dropped,
+        notes=notes,
+    )
 
 
 def _select(
@@ -172,15 +183,13 @@ def _rows(
     cell: Cell, frame: pl.DataFrame, fold: IntArray, num_folds: int
 ) -> tuple[pl.DataFrame, GradedRows, IntArray]:
     present = cell.present
-    run, prompt, dataset, position = (
-        frame[name].to_numpy().astype(np.int64) for name in ("run", "prompt", "dataset", "position")
-    )
+    dataset, position = (frame[c].to_numpy().astype(np.int64) for c in ("dataset", "position"))
     rows, order = arrange(
         accepted=frame["accepted"].to_numpy(),
         position=position,
         dataset=np.searchsorted(present, dataset),
         fold=fold,
-        group=run * len(cell.prompts) + prompt,
+        group=cell.group_codes(frame),
         datasets=tuple(cell.datasets[code] for code in present),
         num_positions=cell.num_positions,
         num_folds=num_folds,

@@ -13,6 +13,7 @@ import polars as pl
 
 from draftlab.grading.cells import Cell, read_admitted
 from draftlab.grading.grade import grade
+from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.grading.rows import GradedRows, arrange
 from draftlab.metrics import correlation
 from draftlab.metrics.intervals import mean_interval
@@ -89,20 +90,6 @@ class SurvivalTables(NamedTuple):
     notes: list[Note]
 
 
-class _Proposals(NamedTuple):
-    """Admitted rows as a grid of proposals and positions."""
-
-    inside: IntArray
-    """(n,): place of each row in the flattened (P, K) grid."""
-    shape: tuple[int, int]
-    fold: IntArray
-    """(P,)."""
-    dataset: IntArray
-    group: IntArray
-    observed: IntArray
-    """(P,): accepted draft tokens."""
-
-
 def grade_survival(
     cell: Cell,
     predictors: Sequence[Predictor],
@@ -137,18 +124,18 @@ def grade_survival(
     if not kept.all():
         text = f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
         notes.append(Note("survival_uncovered", text))
-    rows, order, grid = _arrange(cell, frame, fold)
-    features = Features(usable, frame)
-    place = grid.inside[order]
+    rows, order = _arrange(cell, frame, fold)
+    grid = make_grid(cell, frame, fold_of_prompt)
+    features = Features(usable, grid.rows)
+    place = grid.place[order]
 
     def log_odds(name: str) -> FloatArray:
-        grid_of = np.full(grid.shape, np.nan)
-        grid_of.reshape(-1)[grid.inside] = features[name]
+        logit = grid.spread(features[name])
         slopes, intercepts = coefficients[name]
         for fold in range(len(slopes)):
             here = grid.fold == fold
-            grid_of[here] = slopes[fold] * grid_of[here] + intercepts[fold]
-        return grid_of
+            logit[here] = slopes[fold] * logit[here] + intercepts[fold]
+        return logit
 
     def work(plan: _Plan) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         log_survival = plan.log_survival(log_odds)
@@ -234,74 +221,54 @@ def _usable(
     return usable, notes
 
 
-def _arrange(
-    cell: Cell, frame: pl.DataFrame, fold: IntArray
-) -> tuple[GradedRows, IntArray, _Proposals]:
+def _arrange(cell: Cell, frame: pl.DataFrame, fold: IntArray) -> tuple[GradedRows, IntArray]:
     present = cell.present
-    run, prompt, dataset, position = (
-        frame[name].to_numpy() for name in ("run", "prompt", "dataset", "position")
-    )
-    dataset = np.searchsorted(present, dataset)
-    group = run.astype(np.int64) * len(cell.prompts) + prompt
-    survived = frame["survived"].to_numpy()
-    rows, order = arrange(
-        accepted=survived,
-        position=position,
-        dataset=dataset,
+    return arrange(
+        accepted=frame["survived"].to_numpy(),
+        position=frame["position"].to_numpy(),
+        dataset=np.searchsorted(present, frame["dataset"].to_numpy()),
         fold=fold,
-        group=group,
+        group=cell.group_codes(frame),
         datasets=tuple(cell.datasets[code] for code in present),
         num_positions=cell.num_positions,
         num_folds=int(fold.max(initial=0)) + 1,
         view="survival",
     )
-    first = np.flatnonzero(position == 0)
-    index = np.cumsum(position == 0) - 1
-    grid = _Proposals(
-        inside=index * cell.num_positions + position,
-        shape=(len(first), cell.num_positions),
-        fold=fold[first],
-        dataset=dataset[first],
-        group=group[first],
-        observed=np.add.reduceat(survived, first, dtype=np.int64),
-    )
-    return rows, order, grid
 
 
-def _lengths(cell: Cell, grid: _Proposals, expected: FloatArray) -> pl.DataFrame:
-    names: list[str | None] = [None, *(cell.datasets[code] for code in cell.present)]
-    parts = [np.arange(len(expected))]
-    parts += [np.flatnonzero(grid.dataset == code) for code in range(len(names) - 1)]
+def _lengths(cell: Cell, grid: ProposalGrid, expected: FloatArray) -> pl.DataFrame:
+    observed = grid.num_survived
+    parts: list[tuple[str | None, IntArray]] = [(None, np.arange(len(grid)))]
+    parts += [(cell.datasets[d], np.flatnonzero(grid.dataset == d)) for d in cell.present]
     tables = []
-    for name, part in zip(names, parts, strict=True):
+    for name, part in parts:
         if len(part) == 0:
             continue
-        bias, half, num_prompts = _mean_by_group(
-            expected[part] - grid.observed[part], grid.group[part]
-        )
+        bias, half, num_prompts = _mean_by_group(expected[part] - observed[part], grid.group[part])
         tables.append(
             {
                 "dataset": name,
                 "n_proposals": len(part),
                 "n_prompts": num_prompts,
                 "expected_accepted": float(expected[part].mean()),
-                "observed_accepted": float(grid.observed[part].mean()),
+                "observed_accepted": float(observed[part].mean()),
                 "bias": bias,
                 "bias_low": bias - half,
                 "bias_high": bias + half,
-                "correlation": correlation(expected[part], grid.observed[part]),
+                "correlation": correlation(expected[part], observed[part]),
             }
         )
     return pl.DataFrame(tables, schema=_LENGTHS)
 
 
-def _calibration(grid: _Proposals, expected: FloatArray) -> pl.DataFrame:
+def _calibration(grid: ProposalGrid, expected: FloatArray) -> pl.DataFrame:
+    observed = grid.num_survived
     edges = np.quantile(expected, np.linspace(0, 1, LENGTH_BINS + 1))
     index = np.searchsorted(edges[1:-1], expected, side="right")
     tables = []
     for code in np.unique(index).tolist():
         part = index == code
-        rate, half, num_prompts = _mean_by_group(grid.observed[part], grid.group[part])
+        rate, half, num_prompts = _mean_by_group(observed[part], grid.group[part])
         tables.append(
             {
                 "bin": code,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from draftlab.hooks.plan import FROM_LOGITS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-FEATURES = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled")
+FEATURES = FROM_LOGITS
 """Columns in the order of the last axis."""
 
 _CHUNK_VALUES = 2**20
@@ -18,7 +20,7 @@ def draft_features(
     slots: Tensor,  # [n] int64, rows to read
     temperature: Tensor,  # [slots]; 0 leaves the logits as they are
     tokens: Tensor,  # [n, K] int64, the drawn tokens; negative where there is none
-    out: Tensor,  # [n, K, >= 4] float32
+    out: Tensor,  # [n, K, >= 4] float32, perhaps a slice of a wider one
 ) -> None:
     """Write the features of q = softmax(logits / temperature) to ``out[..., :4]``.
 

@@ -112,7 +112,7 @@ def launch(
     *,
     block: int = _BLOCK,
 ) -> None:
-    """Write the features to ``out[..., :4]``; arguments as in `features.draft_features`."""
+    """Write the features to ``out[..., :4]``; arguments as in `draft_columns.draft_features`."""
     n, K = tokens.shape
     assert logits.stride(-1) == out.stride(-1) == tokens.stride(-1) == slots.stride(-1) == 1
     kernel: Any = _features_kernel

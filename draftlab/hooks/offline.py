@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from draftlab.errors import InputError
 from draftlab.hooks.doctor import find_installation, vllm_doctor
+from draftlab.log.collection import CollectionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,29 +38,14 @@ class Conversation(Protocol):
         """What the user says."""
 
 
-@dataclass(frozen=True)
-class VllmSettings:
-    """What to run; names and meanings are those of the reference engine."""
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings(CollectionSettings):
+    """What to run with vLLM; ``max_labelled`` is judged by the tokens emitted."""
 
-    target: str
-    drafter: str | None = None
     method: str | None = None
     """vLLM's speculative method; found by vLLM from the drafter if not given."""
-    draft_sample_method: str = "probabilistic"
-    num_speculative_tokens: int = 5
-    temperature: float = 0.6
-    top_p: float = 0.95
-    top_k: int = 0
-    min_p: float = 0.0
-    concurrency: int = 64
-    max_new_tokens: int = 128
-    max_labelled: int | None = None
-    """Stop after about so many labelled drafts, judged by the tokens emitted."""
-    seed: int = 0
-    dtype: str = "auto"
-    tokens: bool = False
-    raw_ids: bool = False
     target_side: bool = False
+    """Log columns of the target too."""
     adaptive_verification: bool = False
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of ``vllm.LLM``."""
@@ -125,9 +111,11 @@ def collect_vllm(
     Raises
     ------
     InputError
-        The hook could log nothing that is worth having: vLLM is missing or unknown, it would run
-        Model Runner V1, or the speculator has no draft distribution.
+        A setting is out of its range, or the hook could log nothing that is worth having: vLLM is
+        missing or unknown, it would run Model Runner V1, or the speculator has no draft
+        distribution.
     """
+    settings.check()
     out = Path(out)
     environment = settings.environment(out)
     diagnosis = vllm_doctor(

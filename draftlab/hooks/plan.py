@@ -11,6 +11,8 @@ from dataclasses import dataclass
 FROM_LOGITS = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled")
 LIVE = ("live_feature", "live_prediction")
 TARGET = ("overlap", "accept_prob")
+FLOATS = {"logits": FROM_LOGITS, "live": LIVE, "confidence": ("confidence",), "target": TARGET}
+"""Columns that come from the device as floats, by what they are made from."""
 RECORDED = "recorded"
 
 
@@ -112,6 +114,28 @@ class Facts:
     def source(self) -> str:
         """The run's feature_source."""
         return self.known.source if self.has_logits else "estimator"
+
+
+def place_floats(facts: Facts) -> dict[str, slice]:
+    """Return where the columns of each group of `FLOATS` that a run has lie side by side.
+
+    Examples
+    --------
+    >>> place_floats(Facts("DSparkSpeculator", "probabilistic", shadow=False, confidence_head=True))
+    {'logits': slice(0, 4, None), 'confidence': slice(4, 5, None)}
+    """
+    had = {
+        "logits": facts.has_logits,
+        "live": facts.has_estimator,
+        "confidence": facts.confidence_head,
+        "target": facts.target,
+    }
+    places, start = {}, 0
+    for group, names in FLOATS.items():
+        if had[group]:
+            places[group] = slice(start, start + len(names))
+            start += len(names)
+    return places
 
 
 def plan_columns(facts: Facts) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftlab.hooks.join import Arrival, Joiner, Proposal, Verdict
+from draftlab.hooks.plan import TARGET
 from draftlab.hooks.settings import LOGGER
 from draftlab.log.writer import LogWriter
 from draftlab.schema import Excluded
@@ -66,8 +67,6 @@ class StepEvent:
     floats: PendingCopy | None
     """[rows, K, columns]; None when the ring was full: the proposals are dropped."""
     float_names: tuple[str, ...]
-    target_names: tuple[str, ...] = ()
-    """Names at the end of ``float_names`` that belong to the verdict, not to the proposal."""
     draft_ms: Callable[[], float] | None = None
 
 
@@ -214,7 +213,7 @@ class Recorder:
         if event.slots is not None and not np.array_equal(event.slots, slots):
             state.counts.reordered += 1
         columns = _columns(floats, event.float_names)
-        target = {name: columns.pop(name) for name in event.target_names if name in columns}
+        target = {name: columns.pop(name) for name in TARGET if name in columns}
         outcome = joiner.judge(
             Verdict(
                 event.step,

@@ -247,20 +247,17 @@ class VllmHook:
 
         from draftlab.hooks.device_copies import PinnedRing
         from draftlab.hooks.metadata import describe_run, read_facts
-        from draftlab.hooks.plan import FROM_LOGITS, LIVE, TARGET
+        from draftlab.hooks.plan import FLOATS, place_floats
         from draftlab.hooks.recorder import Recorder
 
         facts = read_facts(self.speculator, self.vllm_config, self.settings)
         num_slots: int = self.req_states.max_num_reqs
-        names: tuple[str, ...] = FROM_LOGITS if facts.has_logits else ()
-        names += LIVE if facts.has_estimator else ()
-        names += ("confidence",) if facts.confidence_head else ()
-        names += TARGET if self.settings.target else ()
-        self._names = names
         self._facts = facts
+        self._places = place_floats(facts)
+        self._names = tuple(name for group in self._places for name in FLOATS[group])
         integers = (num_slots, 4 + self.K)
         self._integers = PinnedRing(_INTEGER_STEPS, integers, torch.int32, self.device)
-        floats = (num_slots, self.K, len(names))
+        floats = (num_slots, self.K, len(self._names))
         self._floats = PinnedRing(_FLOAT_STEPS, floats, torch.float32, self.device)
         self.recorder = Recorder(
             self.settings,
@@ -405,7 +402,6 @@ class VllmHook:
                 integers=integers,
                 floats=floats,
                 float_names=self._names,
-                target_names=self._names[-2:] if self.settings.target else (),
                 draft_ms=draft_ms,
             )
         )
@@ -444,21 +440,21 @@ class VllmHook:
 
         from draftlab.hooks.draft_columns import draft_features
 
-        speculator, names = self.speculator, self._names
-        shape = (len(slots), self.K, len(names))
+        speculator, places = self.speculator, self._places
+        shape = (len(slots), self.K, len(self._names))
         values = torch.full(shape, torch.nan, dtype=torch.float32, device=self.device)
-        if self._facts.has_logits:
-            tokens = drafts[: len(slots)].contiguous()
-            draft_features(speculator.draft_logits, slots, speculator.temperature, tokens, values)
-        if "live_feature" in names:
-            first, estimator = names.index("live_feature"), speculator.acceptance_estimator
-            values[..., first] = estimator.features[slots]
-            values[..., first + 1] = estimator.predictions[slots]
-        if "confidence" in names:
+        if "logits" in places:
+            tokens, out = drafts[: len(slots)].contiguous(), values[..., places["logits"]]
+            draft_features(speculator.draft_logits, slots, speculator.temperature, tokens, out)
+        if "live" in places:
+            live, estimator = values[..., places["live"]], speculator.acceptance_estimator
+            live[..., 0] = estimator.features[slots]
+            live[..., 1] = estimator.predictions[slots]
+        if "confidence" in places:
             probability = speculator.draft_token_confidence_probs[: len(slots)]
-            values[..., names.index("confidence")] = torch.logit(probability)
+            values[..., places["confidence"]] = torch.logit(probability)[..., None]
         if self._target is not None:
-            values[..., -2:] = self._target[slots]
+            values[..., places["target"]] = self._target[slots]
             self._target.fill_(torch.nan)
         return self._floats.copy(values)
 

@@ -29,14 +29,14 @@ from draftlab.metrics.calibration import (
 from draftlab.metrics.intervals import (
     LEVEL,
     Interval,
+    auc_influence,
     auc_interval,
     bounded,
     half_width,
     mean_interval,
     ratio_influence,
-    row_pairs,
 )
-from draftlab.metrics.ranking import auc, row_wins
+from draftlab.metrics.ranking import auc, row_pairs, row_wins
 from draftlab.metrics.scores import brier, log_loss, log_loss_from_prob, probability, row_log_loss
 from draftlab.metrics.smooth import SmoothCurve, smooth_curve, smooth_ece
 
@@ -51,6 +51,7 @@ __all__ = [
     "SmoothCurve",
     "Value",
     "auc",
+    "auc_influence",
     "auc_interval",
     "bin_edges",
     "bin_index",

@@ -15,12 +15,12 @@ import numpy as np
 from scipy.special import stdtrit
 
 from draftlab.metrics.arrays import check_rows, divide, sum_by
-from draftlab.metrics.ranking import row_wins
+from draftlab.metrics.ranking import row_pairs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from draftlab._types import BoolArray, FloatArray, IntArray
+    from draftlab._types import FloatArray, IntArray
 
 LEVEL = 0.95
 
@@ -93,10 +93,10 @@ def auc_interval(y: npt.ArrayLike, score: npt.ArrayLike, group: npt.ArrayLike) -
     clusters, num_prompts = _codes(group)
     wins, chances = row_pairs(label, values)
     entry = np.zeros(num_prompts, dtype=np.int64)
-    ratio, influence = ratio_influence(
-        sum_by(clusters, wins, num_prompts), sum_by(clusters, chances, num_prompts), entry, 1
+    ratio, influence = auc_influence(
+        sum_by(clusters, wins, num_prompts), sum_by(clusters, chances, num_prompts), entry, entry, 1
     )
-    return _interval(ratio, 2 * influence, num_prompts)
+    return _interval(ratio, influence, num_prompts)
 
 
 def ratio_influence(
@@ -107,9 +107,7 @@ def ratio_influence(
     Parameters
     ----------
     above, below : (C,) float64 or int64
-        Sums over the rows of each cluster, such as loss and rows. For AUC: twice the pairs
-        that a row wins, and twice the pairs it is in; every pair is then seen from both ends,
-        so that the influence on a U-statistic of degree two is twice the one returned.
+        Sums over the rows of each cluster, such as loss and rows; for AUC see `auc_influence`.
     entry : (C,) int64
         The number that the cluster belongs to; a group has one cluster per entry.
     num_entries : int
@@ -128,6 +126,45 @@ def ratio_influence(
     np.add.at(size, entry, below)
     ratio = divide(total, size)
     return ratio, divide(above - ratio[entry] * below, size[entry])
+
+
+def auc_influence(
+    wins: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    entry: IntArray,
+    fold: IntArray,
+    num_entries: int,
+) -> tuple[FloatArray, FloatArray]:
+    """Return AUCs within folds, and the influence of each cluster on its AUC.
+
+    Pairs are made within folds: that one fold scored better than another is no difference
+    between its groups, so that each fold has a mean of its own taken off.
+
+    Parameters
+    ----------
+    wins, chances : (C,) float64 or int64
+        Sums over the rows of each cluster of what `row_pairs` returns.
+    entry : (C,) int64
+        The AUC that the cluster belongs to.
+    fold : (C,) int64
+        The fold that the cluster lies in.
+    num_entries : int
+
+    Returns
+    -------
+    auc : (entries,) float64
+        NaN without a pair.
+    influence : (C,) float64
+        To first order, in units of AUC; sums to 0 in each fold of an entry.
+    """
+    wins, chances = np.asarray(wins), np.asarray(chances)
+    auc, _ = ratio_influence(wins, chances, entry, num_entries)
+    num_folds = int(fold.max(initial=0)) + 1
+    stratum = entry * num_folds + fold
+    of_fold, _ = ratio_influence(wins, chances, stratum, num_entries * num_folds)
+    gap = wins - np.nan_to_num(of_fold)[stratum] * chances
+    pairs = sum_by(entry, chances.astype(np.float64), num_entries)[entry]
+    return auc, 2 * divide(gap, pairs)  # twice: a pair is seen from both of its ends
 
 
 def half_width(
@@ -163,30 +200,6 @@ def half_width(
 def _codes(group: npt.ArrayLike) -> tuple[IntArray, int]:
     distinct, codes = np.unique(np.asarray(group), return_inverse=True)
     return codes, len(distinct)
-
-
-def row_pairs(label: BoolArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return, for each row, twice the pairs that it wins and twice the pairs it is in.
-
-    Parameters
-    ----------
-    label : (n,) bool
-    values : (n,) float64
-        Scores.
-
-    Returns
-    -------
-    wins, chances : (n,) float64
-        Their sums have the AUC as ratio; see `ratio_influence`.
-    """
-    order = np.argsort(values)
-    wins = np.empty(len(label))
-    first = np.zeros(len(label), dtype=np.bool_)
-    first[:1] = True
-    wins[order] = row_wins(label[order], values[order], first)
-    num_accepted = int(np.count_nonzero(label))
-    chances = 2.0 * np.where(label, len(label) - num_accepted, num_accepted)
-    return wins, chances
 
 
 def _interval(ratio: FloatArray, influence: FloatArray, num_prompts: int) -> Interval:

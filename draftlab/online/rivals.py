@@ -275,6 +275,12 @@ class Entry:
     """Constants that it alone has."""
 
 
+def _early(kind: Callable[..., Estimator]) -> Callable[..., Estimator]:
+    """Return how an estimator is made with the start values of the early commits."""
+    start = {"start_slope": EARLY.start_slope, "start_intercept": EARLY.start_intercept}
+    return lambda num_positions, constants: kind(num_positions, replace(constants, **start))
+
+
 ESTIMATORS: dict[str, Entry] = {
     "vllm": Entry(VllmEstimator, "vLLM's rule as shipped in 0.32 and 0.33", every_label=True),
     "step-limited": Entry(
@@ -287,24 +293,18 @@ ESTIMATORS: dict[str, Entry] = {
         SeveralStepsEstimator, "five Newton steps on each round's rows"
     ),
     "early-start": Entry(
-        lambda K, c: VllmEstimator(
-            K, replace(c, start_slope=EARLY.start_slope, start_intercept=EARLY.start_intercept)
-        ),
+        _early(VllmEstimator),
         "the shipped rule from the early start values 0 and 1.5",
         every_label=True,
     ),
     "early-drawn": Entry(
-        lambda K, c: VllmEstimator(
-            K, replace(c, start_slope=EARLY.start_slope, start_intercept=EARLY.start_intercept)
-        ),
+        _early(VllmEstimator),
         "an early commit: log-odds of the drawn token, which is not lossless",
         feature="logit_q_sampled",
         every_label=True,
     ),
     "early-margin": Entry(
-        lambda K, c: MarginEstimator(
-            K, replace(c, start_slope=EARLY.start_slope, start_intercept=EARLY.start_intercept)
-        ),
+        _early(MarginEstimator),
         "an early commit: top-2 margin, slope and intercept per position",
         feature="top2_margin",
         every_label=True,

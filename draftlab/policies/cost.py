@@ -145,10 +145,6 @@ class CostTable:
         verify = self.fixed_ms + self.batch.at(requests) + self.verify.at(tokens)
         return np.asarray(verify + self.draft.at(requests) * self._share(passes))
 
-    def plain_ms(self, requests: npt.ArrayLike) -> FloatArray:
-        """Return the time of a step of plain decoding: a token a request and no drafting."""
-        return self.step_ms(requests, requests, 0)
-
     def _share(self, passes: npt.ArrayLike | None) -> FloatArray:
         """Return the share of the drafting time that so many passes take."""
         if passes is None:
@@ -168,37 +164,65 @@ class CostTable:
         return Path(path)
 
 
-def check_table(table: CostTable, *, requests: int, num_speculative_tokens: int) -> str | None:
-    """Return a sentence if no budget can come of a table at this load, else None.
+USELESS: dict[str, str] = {
+    "flat_table": "flat table",
+    "one_size_table": "flat table (one size in it: it cannot tell)",
+    "inert_table": "inert table",
+}
+"""Why no budget can come of a cost table, whatever the load."""
 
-    ``flat``: the time does not depend on the drafts verified, so everything is verified.
-    ``inert``: it does, but whatever the drafts are worth (conditional acceptance 0.05 to 0.95)
-    the best budget is the same.
+
+class UselessTable(NamedTuple):
+    """Why no budget can come of a cost table at some load."""
+
+    code: str
+    """``flat_table``: the time does not depend on the drafts verified, so everything is verified;
+    ``one_size_table``: neither, but only one size was measured. ``inert_table``: it does, but
+    whatever the drafts are worth (conditional acceptance 0.05 to 0.95) the best budget is the
+    same."""
+    fact: str
+    consequence: str
+
+    @property
+    def finding(self) -> str:
+        """The kind and the fact."""
+        return f"{USELESS[self.code]}: {self.fact}"
+
+    def __str__(self) -> str:
+        """Return the whole sentence."""
+        return f"{self.finding}, so {self.consequence}"
+
+
+def check_table(
+    table: CostTable, *, requests: int, num_speculative_tokens: int
+) -> UselessTable | None:
+    """Return why no budget can come of a table at this load, else None.
 
     Examples
     --------
     >>> toy = CostTable("toy", "model", verify=Curve((1,), (10.0,)))
-    >>> check_table(toy, requests=4, num_speculative_tokens=5)
-    'flat table (one size in it: it cannot tell): a step costs the same with 0 and with 20 drafts at
-    4 requests, so everything is verified'
+    >>> print(check_table(toy, requests=4, num_speculative_tokens=5))
+    flat table (one size in it: it cannot tell): a step costs the same with 0 and with 20 drafts at
+    4 requests, so everything is verified
     """
     K = num_speculative_tokens
     drafts = requests * K
     costs = table.step_ms(requests, requests + np.arange(drafts + 1))
     at = f"{drafts} drafts at {requests} request{'s' if requests > 1 else ''}"
     if is_flat(costs):
-        one = "" if len(table.verify.sizes) > 1 else " (one size in it: it cannot tell)"
-        return (
-            f"flat table{one}: a step costs the same with 0 and with {at}, so everything is "
-            "verified"
+        return UselessTable(
+            "flat_table" if len(table.verify.sizes) > 1 else "one_size_table",
+            f"a step costs the same with 0 and with {at}",
+            "everything is verified",
         )
     rates = np.linspace(0.05, 0.95, 19)
     survivals = np.repeat(rates[:, None] ** np.arange(1, K + 1), requests, axis=1)
     budgets = choose_budget(survivals, costs, num_sampling_requests=requests)
     if len(np.unique(budgets)) == 1:
-        return (
-            f"inert table: of {at} the best budget is {budgets[0]} whatever their acceptance, so "
-            "no predictor can change it"
+        return UselessTable(
+            "inert_table",
+            f"of {at} the best budget is {budgets[0]} whatever their acceptance",
+            "no predictor can change it",
         )
     return None
 
@@ -385,6 +409,10 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("smollm2-135m", 0.135, 0.27, 23.0),
     )
 }
+DEFAULT_MODEL = "H100/llama-8b"
+"""What is simulated where no cost was measured, HARDWARE/MODEL: a labelled model of a cheap drafter
+on one GPU. Chosen for its shape: 64 requests of six tokens lie beyond the batch up to which its
+cost is flat, so that trimming can pay there."""
 _ROOFLINE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 
 

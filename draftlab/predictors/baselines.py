@@ -27,6 +27,9 @@ from draftlab.predictors.logistic import (
 if TYPE_CHECKING:
     from draftlab._types import BoolArray
 
+ADOPTED = "logit_qmax"
+"""The predictor that vLLM adopted: the others are compared with it."""
+
 
 class Fitter(Protocol):
     """Learns slopes and intercepts from training rows."""

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from draftlab.studies.evaluate import Evaluation
 
 
-ADOPTED = "logit_qmax"
-"""The feature that vLLM adopted."""
-
 UNDEFINED = "–"
 """How an undefined number is printed."""
 

@@ -8,7 +8,7 @@ import tempfile
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from draftlab.reporting.sections import blocks
 
@@ -21,20 +21,6 @@ def write_pdf(content: dict[str, Any], svgs: dict[str, str], path: Path) -> None
 
     The same content gives the same bytes: its creation date is that of the run.
     """
-    path.write_bytes(_compile(content, svgs, "pdf")[0])
-
-
-def render_pages(content: dict[str, Any], svgs: dict[str, str], ppi: float = 96.0) -> list[bytes]:
-    """Return the pages of the PDF as PNG, to look at."""
-    return _compile(content, svgs, "png", ppi)
-
-
-def _compile(
-    content: dict[str, Any],
-    svgs: dict[str, str],
-    kind: Literal["pdf", "png"],
-    ppi: float | None = None,
-) -> list[bytes]:
     import typst
 
     with tempfile.TemporaryDirectory() as name:
@@ -45,16 +31,15 @@ def _compile(
         (folder / "content.json").write_text(text, encoding="utf-8")
         for figure, svg in svgs.items():
             (folder / f"{figure}.svg").write_text(plain_svg(svg), encoding="utf-8")
-        out: Any = typst.compile(  # type: ignore[misc]
-            str(folder / "paper.typ"),
-            root=name,
+        compiled = typst.compile(
+            folder / "paper.typ",
+            root=folder,
             font_paths=[_fonts()],
             ignore_system_fonts=True,
-            format=kind,
-            ppi=ppi,
+            format="pdf",
             timestamp=_timestamp(content["date"]),
         )
-    return list(out) if isinstance(out, list) else [out]
+    path.write_bytes(compiled)
 
 
 def plain_svg(svg: str) -> str:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from draftlab.studies.simulate.costs import Cost
     from draftlab.studies.stability.stability import Stability
 
-CONCURRENCIES = (8, 64, 256)
+REPORT_CONCURRENCIES = (8, 64, 256)
+"""Low, published and high load: a page shows no more."""
 POLICIES = ("fixed", "av/logit_qmax", "av/confidence", "av/oracle")
 NEEDED = ("inspect", "evaluate", "replay")
 """A log that these cannot be run on has no report."""
@@ -97,7 +98,7 @@ def plan(
             {
                 "cost": cost,
                 "policies": POLICIES,
-                "concurrencies": CONCURRENCIES,
+                "concurrencies": REPORT_CONCURRENCIES,
                 "regret": False,
             },
         ),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.published import PUBLISHED
 from draftlab.reporting.labels import (
-    ADOPTED,
     BY_POSITION,
     MAX_OWN,
     METRICS,

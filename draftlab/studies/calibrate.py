@@ -12,6 +12,7 @@ import polars as pl
 from draftlab import metrics
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, read_admitted, read_cells
+from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.grading.prepare import Prepared, prepare, refuse_trimmed
 from draftlab.log.files import write_json
 from draftlab.log.reader import open_any
@@ -219,10 +220,10 @@ def _calibrate(
     ready = prepare(cell, [PREDICTORS[source]], folds=2, chosen=True)
     fitted = _fit_all(ready, source, methods)
     rows = _grade_conditional(ready, source, fitted, n_bins)
-    grid = _read_grid(cell, source, ready)
+    grid, log_odds = _read_grid(cell, source, ready.fold_of_prompt)
     part = grid.fold == _FIT
-    sts = fit_sts(grid.log_odds[part], grid.survived[part])
-    rows += _grade_survival(source, grid, sts)
+    sts = fit_sts(log_odds[part], grid.survived[part])
+    rows += _grade_survival(source, grid, log_odds, sts)
     calibrators = [
         {"source": source, "method": one.method, "per_position": one.per_position} | parameter
         for one in fitted
@@ -232,7 +233,7 @@ def _calibrate(
         metrics=rows,
         calibrators=calibrators,
         temperatures=_temperature_rows(source, sts),
-        file=_file(cell, source, grid, sts, fitted, origin),
+        file=_file(source, grid, log_odds, sts, fitted, origin),
         notes=ready.notes + _notes(source, fitted, sts),
     )
 
@@ -298,40 +299,26 @@ def _scores(
     }
 
 
-class _Grid(NamedTuple):
-    """Admitted rows as proposals and positions, (P, K), and the half of each proposal."""
-
-    log_odds: FloatArray
-    survived: BoolArray
-    fold: IntArray
-    group: IntArray
-
-
-def _read_grid(cell: Cell, source: str, ready: Prepared) -> _Grid:
+def _read_grid(
+    cell: Cell, source: str, fold_of_prompt: IntArray
+) -> tuple[ProposalGrid, FloatArray]:
+    """Return the admitted proposals, and the log-odds that the source gives them, (P, K)."""
     frame = read_admitted(cell, PREDICTORS[source].columns)
-    fold_of_prompt = np.full(len(cell.prompts), -1)
-    fold_of_prompt[ready.frame["prompt"].to_numpy()] = ready.rows.fold
     gaps = [c for c in PREDICTORS[source].columns if frame[c].null_count()]
     if gaps:
         raise InputError(
             f"run {cell.run}: {gaps[0]} is null on {frame[gaps[0]].null_count()} admitted rows: "
             "survival needs it behind rejections too"
         )
-    position = frame["position"].to_numpy().astype(np.int64)
-    first = position == 0
-    index = np.cumsum(first) - 1
-    log_odds = np.full((int(first.sum()), cell.num_positions), np.nan)
-    survived = np.zeros(log_odds.shape, dtype=np.bool_)
-    log_odds[index, position] = compute_feature(PREDICTORS[source], frame)
-    survived[index, position] = frame["survived"].to_numpy()
-    prompt = frame["prompt"].to_numpy().astype(np.int64)
-    group = frame["run"].to_numpy().astype(np.int64) * len(cell.prompts) + prompt
-    return _Grid(log_odds, survived, fold_of_prompt[prompt[first]], group[first])
+    grid = make_grid(cell, frame, fold_of_prompt)
+    return grid, grid.spread(compute_feature(PREDICTORS[source], grid.rows))
 
 
-def _grade_survival(source: str, grid: _Grid, sts: Sts) -> list[dict[str, Any]]:
+def _grade_survival(
+    source: str, grid: ProposalGrid, log_odds: FloatArray, sts: Sts
+) -> list[dict[str, Any]]:
     part = grid.fold == _GRADED
-    z, survived, group = grid.log_odds[part], grid.survived[part], grid.group[part]
+    z, survived, group = log_odds[part], grid.survived[part], grid.group[part]
     known = np.isfinite(z)
     raw = log_odds_of_log(product(z))
     out = []
@@ -382,28 +369,26 @@ def _temperature_rows(source: str, sts: Sts) -> list[dict[str, Any]]:
 
 
 def _file(
-    cell: Cell,
     source: str,
-    grid: _Grid,
+    grid: ProposalGrid,
+    log_odds: FloatArray,
     sts: Sts,
     fitted: list[Calibrator],
     origin: dict[str, Any],
 ) -> dict[str, Any]:
     """Return calibration.json: keys of DeepSpec, SGLang and TensorRT-LLM, then our own."""
     held_out = grid.fold == _GRADED
-    one = np.ones(cell.num_positions)
-    before, mean_before = survival_ece(grid.log_odds[held_out], grid.survived[held_out], one)
-    after, mean_after = survival_ece(
-        grid.log_odds[held_out], grid.survived[held_out], sts.temperatures
-    )
+    graded = log_odds[held_out], grid.survived[held_out]
+    before, mean_before = survival_ece(*graded, np.ones(grid.num_positions))
+    after, mean_after = survival_ece(*graded, sts.temperatures)
     low, high, size = STS_GRID
     temperatures = sts.temperatures.tolist()
     num_records = int((grid.fold == _FIT).sum())
     return {
         "temperatures": temperatures,
         "sts_temperatures": temperatures,
-        "block_size": cell.num_positions,
-        "num_speculative_tokens": cell.num_positions,
+        "block_size": grid.num_positions,
+        "num_speculative_tokens": grid.num_positions,
         "num_bins": STS_BINS,
         "grid": {"min": low, "max": high, "size": size, "also": 1.0},
         "num_records": num_records,

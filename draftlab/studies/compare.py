@@ -15,8 +15,7 @@ import polars as pl
 from draftlab.errors import InputError
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
-from draftlab.metrics import divide, sum_by
-from draftlab.metrics.intervals import half_width, row_pairs
+from draftlab.metrics import auc_influence, divide, half_width, row_pairs, sum_by
 from draftlab.results import Note, Result, study, tidy
 from draftlab.schema import REQUESTS
 from draftlab.studies.evaluate import Evaluation, evaluate
@@ -312,23 +311,16 @@ def _mean(values: FloatArray, prompt: IntArray, num_prompts: int) -> _Influence:
 def _auc(
     score: FloatArray, accepted: BoolArray, prompt: IntArray, fold: IntArray, num_prompts: int
 ) -> _Influence:
-    """Return the AUC within folds, weighted by pairs, with Obuchowski's influences of prompts."""
-    wins, chances = np.zeros(num_prompts), np.zeros(num_prompts)
-    gap = np.zeros(num_prompts)
-    folds = np.unique(fold)
-    for one in folds:
-        here = np.flatnonzero(fold == one)
-        own_wins, own_chances = (
-            sum_by(prompt[here], values, num_prompts)
-            for values in row_pairs(accepted[here], score[here])
-        )
-        of_fold = float(np.nan_to_num(divide(own_wins.sum(), own_chances.sum())))
-        gap += own_wins - of_fold * own_chances
-        wins, chances = wins + own_wins, chances + own_chances
-    pairs = float(chances.sum())
+    """Return the AUC within folds, with the influences of prompts, each of which lies in one."""
+    wins, chances = (
+        sum_by(prompt, values, num_prompts) for values in row_pairs(accepted, score, fold)
+    )
     present = np.bincount(prompt, minlength=num_prompts) > 0
-    influence = np.nan_to_num(2 * divide(gap, pairs))
-    return _Influence(float(divide(wins.sum(), pairs)), influence, present, len(folds))
+    entry = np.zeros(num_prompts, dtype=np.int64)
+    fold_of_prompt = entry.copy()
+    fold_of_prompt[prompt] = fold
+    value, influence = auc_influence(wins, chances, entry, fold_of_prompt, 1)
+    return _Influence(float(value[0]), np.nan_to_num(influence), present, len(np.unique(fold)))
 
 
 def _difference(first: _Influence, second: _Influence) -> dict[str, Any]:

@@ -350,17 +350,10 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
         predictions=predictions,
         predictors=kept,
         used={name: used for name, (_, used, _) in done.items()},
-        fold_of_prompt=_fold_of_prompt(cell, ready),
+        fold_of_prompt=ready.fold_of_prompt,
         dropped=ready.dropped,
         notes=ready.notes + fit_notes(coefficients),
     )
-
-
-def _fold_of_prompt(cell: Cell, ready: Prepared) -> IntArray:
-    """Return the fold of each prompt code; -1 where none of its rows is graded."""
-    folds = np.full(len(cell.prompts), -1)
-    folds[ready.frame["prompt"].to_numpy()] = ready.rows.fold
-    return folds
 
 
 def _survival(cell: Cell, one: _Conditional, options: _Options) -> SurvivalTables:

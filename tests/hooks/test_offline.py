@@ -19,7 +19,7 @@ from tests.logs import proposal, write_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-SETTINGS = VllmSettings("T", drafter="D", method="draft_model", concurrency=2)
+SETTINGS = VllmSettings(target="T", drafter="D", method="draft_model", concurrency=2)
 PROMPTS = [
     Prompt("p", "chat", ("one", "two")),
     Prompt("q", "code", ("x",)),

@@ -14,7 +14,8 @@ from draftlab import metrics
 from draftlab.grading.differences import difference_table
 from draftlab.grading.grade import Grade, grade
 from draftlab.grading.rows import GradedRows, arrange, order_of_values, stable_order
-from draftlab.metrics.intervals import auc_interval, mean_interval
+from draftlab.metrics.intervals import auc_influence, auc_interval, mean_interval
+from draftlab.metrics.ranking import row_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,44 @@ def test_auc_interval_agrees_with_a_jackknife_by_group() -> None:
     estimate, low, _ = auc_interval(y, score, group)
     half = t.ppf(0.975, 79) * np.sqrt(variance)
     assert estimate - low == pytest.approx(half, rel=0.03)
+
+
+def test_auc_influence_is_the_change_when_a_cluster_counts_a_little_more() -> None:
+    """Differentiate the weighted AUC of each entry; then take off the mean of each fold."""
+    rng = np.random.default_rng(3)
+    n, clusters = 400, 24
+    cluster = rng.integers(0, clusters, n)
+    entry, fold = np.arange(clusters) % 2, np.arange(clusters) // 2 % 3
+    y, score = rng.random(n) < 0.6, rng.normal(size=n).round(1)
+    place = (entry * 3 + fold)[cluster]
+    wins, chances = (np.bincount(cluster, v, clusters) for v in row_pairs(y, score, place))
+    found, influence = auc_influence(wins, chances, entry, fold, 2)
+
+    def weighted(weight: Any, chosen: int) -> float:
+        right = pairs = 0.0
+        for i in np.flatnonzero(y & (entry[cluster] == chosen)):
+            other = ~y & (place == place[i])
+            weights = weight[cluster[i]] * weight[cluster[other]]
+            right += (weights * (np.sign(score[i] - score[other]) / 2 + 0.5)).sum()
+            pairs += weights.sum()
+        return float(right / pairs)
+
+    def share(code: int) -> float:
+        return float(chances[code] / chances[entry == entry[code]].sum())
+
+    one = np.ones(clusters)
+    of_place = np.array([wins[entry * 3 + fold == p].sum() for p in range(6)]) / np.array(
+        [chances[entry * 3 + fold == p].sum() for p in range(6)]
+    )
+    for code in range(clusters):
+        assert found[entry[code]] == pytest.approx(weighted(one, int(entry[code])), abs=EXACT)
+        step = 1e-6 * (np.arange(clusters) == code)
+        up, down = (weighted(one + d, int(entry[code])) for d in (step, -step))
+        # the derivative is centred at the AUC of all folds, the influence at that of the own one
+        own = of_place[entry[code] * 3 + fold[code]] - found[entry[code]]
+        expected = (up - down) / 2e-6 - 2 * share(code) * own
+        assert influence[code] == pytest.approx(expected, abs=1e-8)
+    assert np.bincount(entry * 3 + fold, influence) == pytest.approx(np.zeros(6), abs=EXACT)
 
 
 def test_one_group_has_no_interval() -> None:

@@ -69,6 +69,29 @@ def test_c43_auc_of_one_class_is_undefined() -> None:
     assert np.isnan(metrics.auc([], []))
 
 
+def test_auc_within_folds_counts_the_pairs_of_each_fold() -> None:
+    rng = np.random.default_rng(2)
+    fold = rng.choice([0, 3, 4], 300)  # of 4 only one class
+    y = (rng.random(300) < 0.6) | (fold == 4)
+    score = rng.normal(size=300).round(1) + 0.3 * y + fold  # folds have no common order
+    right = pairs = 0.0
+    for accepted, above in zip(fold[y], score[y], strict=True):
+        below = score[~y & (fold == accepted)]
+        right += float((above > below).sum() + 0.5 * (above == below).sum())
+        pairs += len(below)
+    assert metrics.auc(y, score, fold) == pytest.approx(right / pairs, abs=EXACT)
+    one = np.zeros(300, dtype=int)
+    assert metrics.auc(y, score, one) == metrics.auc(y, score)
+    assert np.isnan(metrics.auc([1, 0], [0.3, 0.4], [0, 1]))
+    wins, chances = metrics.row_pairs(y, score, fold)
+    assert (wins.sum(), chances.sum()) == (4 * right, 4 * pairs)  # twice, from both ends
+    for row in rng.integers(0, 300, 20):
+        sign = 1 if y[row] else -1
+        others = sign * (score[row] - score[(y != y[row]) & (fold == fold[row])])
+        assert wins[row] == 2 * (others > 0).sum() + (others == 0).sum()
+        assert chances[row] == 2 * len(others)
+
+
 def test_auc_ranks_infinite_scores() -> None:
     assert metrics.auc([1, 0, 1], [np.inf, -np.inf, 0.0]) == 1.0
 

@@ -12,6 +12,7 @@ from draftlab.errors import InputError
 from draftlab.policies.cost import (
     HARDWARE,
     MODELS,
+    USELESS,
     ZERO,
     CostTable,
     Curve,
@@ -76,7 +77,7 @@ def test_a_step_adds_its_parts() -> None:
     )
     assert table.step_ms(4, 6) == 1.0 + 2.0 + 15.0 + 6.0
     assert table.step_ms(4, 6, 1) == 1.0 + 2.0 + 15.0 + 2.0
-    assert table.plain_ms(4) == 1.0 + 2.0 + 13.0
+    assert table.step_ms(4, 4, 0) == 1.0 + 2.0 + 13.0
     parallel = CostTable("t", "model", verify=Curve((1,), (10.0,)), draft=Curve((1,), (6.0,)))
     assert parallel.step_ms(1, 1, [0, 1, 3]).tolist() == [10.0, 16.0, 16.0]
 
@@ -156,6 +157,14 @@ def test_flat_and_inert_tables_are_called_so() -> None:
     assert "budget is 0" in str(check_table(dear, requests=1, num_speculative_tokens=3))
     useful = CostTable("useful", "model", verify=Curve((1, 2), (10.0, 13.0)))
     assert check_table(useful, requests=1, num_speculative_tokens=3) is None
+    single = CostTable("single", "measured", verify=Curve((8,), (5.0,)))
+    codes = [
+        None if found is None else found.code
+        for table in (flat, single, dear, useful)
+        for found in [check_table(table, requests=1, num_speculative_tokens=3)]
+    ]
+    assert codes == ["flat_table", "one_size_table", "inert_table", None]
+    assert set(codes) - {None} == set(USELESS)
 
 
 def test_measured_curves_take_medians_and_never_fall() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from draftlab.reporting.paper import plain_svg, render_pages, write_pdf
+from draftlab.reporting.paper import plain_svg, write_pdf
 from draftlab.reporting.sections.blocks import walk
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ def test_the_pdf_numbers_every_figure_and_table(built: Built, folder: Path) -> N
     assert f"1 / {len(reader.pages)}" in text
     assert reader.metadata.title == content["title"]
     assert str(reader.metadata.creation_date)[:10] == content["date"]
-
-
-def test_pages_are_images_too(built: Built) -> None:
-    pages = render_pages(*built, ppi=30)
-    assert len(pages) > 5
-    assert all(page.startswith(b"\x89PNG") for page in pages)
 
 
 def captions(sections: list[Block]) -> Iterator[tuple[str, list[str]]]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.reporting.labels import (
-    ADOPTED,
     UNDEFINED,
     CellKey,
     cells,

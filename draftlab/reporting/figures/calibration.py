@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from draftlab.grading.grade import SCORE_LIMIT
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.reporting.figures.predictors import Line, pick_lines
 from draftlab.reporting.figures.shorten import shorten
 from draftlab.reporting.figures.style import (
@@ -20,7 +21,6 @@ from draftlab.reporting.figures.style import (
     styled,
 )
 from draftlab.reporting.labels import (
-    ADOPTED,
     UNDEFINED,
     format_number,
     label,

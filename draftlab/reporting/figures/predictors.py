@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.reporting.figures.heat_maps import Form, Shading, Tile, fill_heat_map
 from draftlab.reporting.figures.layout import LEAST_SIZE
 from draftlab.reporting.figures.shorten import shorten_all
@@ -19,7 +20,7 @@ from draftlab.reporting.figures.style import (
     new_axes,
     styled,
 )
-from draftlab.reporting.labels import ADOPTED, MAX_OWN, format_number, of_cell, own_predictors
+from draftlab.reporting.labels import MAX_OWN, format_number, of_cell, own_predictors
 from draftlab.reporting.tables import by_position
 
 if TYPE_CHECKING:
@@ -262,8 +263,6 @@ def _acceptance_caption(table: pl.DataFrame) -> str:
     return f"n = {observed} observed and {admitted} admitted drafts at positions 0 on."
 
 
-POSITIONS = ("auc-by-position", "log-loss-by-position")
-"""The first drawings; the others are of acceptance."""
 DRAWINGS = (
     Drawing(
         "auc-by-position",

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from draftlab.log.files import to_records
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.reporting.figures.style import to_svg
-from draftlab.reporting.labels import ADOPTED, format_number
+from draftlab.reporting.labels import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

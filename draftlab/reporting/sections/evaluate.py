@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 import polars as pl
 
 from draftlab import published
+from draftlab.predictors.baselines import ADOPTED
 from draftlab.published import PUBLISHED
 from draftlab.reporting import tables
 from draftlab.reporting.figures import calibration as calibration_figures
 from draftlab.reporting.figures import predictors as predictor_figures
-from draftlab.reporting.labels import ADOPTED, CellKey, format_number, label, of_cell
+from draftlab.reporting.labels import CellKey, format_number, label, of_cell
 from draftlab.reporting.sections import blocks
 from draftlab.reporting.sections.blocks import Block, Column
 from draftlab.reporting.sections.findings import findings

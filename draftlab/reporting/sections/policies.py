@@ -101,7 +101,7 @@ def _no_gain(pooled: pl.DataFrame) -> list[Block]:
     """Say so where nothing gains anything."""
     if pooled.is_empty() or (pooled["gain_low"].fill_nan(-1.0) > 0).any():
         return []
-    reasons = pooled["reason"].drop_nulls().unique(maintain_order=True).to_list()
+    reasons = pooled["reason_text"].drop_nulls().unique(maintain_order=True).to_list()
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return [blocks.text(f"No policy gains anything on this cost table{why}.")]
 

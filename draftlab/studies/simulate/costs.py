@@ -10,7 +10,14 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.log.reader import DraftLog, open_any
-from draftlab.policies.cost import CostTable, StepSizes, check_table, find_cost, table_from_steps
+from draftlab.policies.cost import (
+    DEFAULT_MODEL,
+    CostTable,
+    StepSizes,
+    check_table,
+    find_cost,
+    table_from_steps,
+)
 from draftlab.results import Note
 
 if TYPE_CHECKING:
@@ -20,8 +27,6 @@ OWN_STEPS = "own_steps"
 """Code of the note on what a log's own steps tell."""
 OF_LOG = "log"
 """Name of the table that the log's own steps give."""
-MODEL_COST = "H100/llama-8b"
-"""Cost model that a log is simulated with unless told; on it trimming can pay at 64 requests."""
 Cost = CostTable | str | Path
 """A table, or what names one: ``log``, HARDWARE/MODEL, or a file."""
 
@@ -46,7 +51,7 @@ def default_costs(
 
     The note says what the log's own steps tell.
     """
-    model = find_cost(MODEL_COST)
+    model = find_cost(DEFAULT_MODEL)
     try:
         own = cost_of_log(log)
     except InputError as error:
@@ -57,7 +62,7 @@ def default_costs(
     if None in useless:
         text = f"the log's own steps make a cost table ({own.note}); it is simulated too"
         return [model, own], [Note(OWN_STEPS, text)]
-    instead = f"{MODEL_COST} is simulated instead, a model"
+    instead = f"{DEFAULT_MODEL} is simulated instead, a model"
     if len(own.verify.sizes) == 1:
         text = f"the log's own steps do not tell what a draft costs ({own.note}); {instead}"
     else:

@@ -15,6 +15,12 @@ from draftlab.metrics.intervals import half_width, ratio_influence
 
 if TYPE_CHECKING:
     from draftlab._types import BoolArray, FloatArray, IntArray
+    from draftlab.grading.cells import Cell
+    from draftlab.policies.cost import CostTable
+    from draftlab.studies.simulate.policies import Job
+
+Row = dict[str, Any]
+"""Of a table."""
 
 MEASURES = (
     "tokens_per_second",
@@ -64,6 +70,51 @@ class Sums(NamedTuple):
     accepted: FloatArray
     """Drafts that would be accepted if all were sent."""
     proposals: FloatArray
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What all jobs came to on one batch with one cost table."""
+
+    cell: Cell
+    dataset: str | None
+    cost: CostTable
+    batch: Batch
+    sums: dict[Job, Sums]
+    figures: dict[Job, dict[str, float]]
+    """`measures` of each job."""
+
+    @property
+    def place(self) -> Row:
+        """Columns that say where its rows belong."""
+        return {
+            "run": self.cell.run,
+            "pair": self.cell.pair,
+            "drafting": self.cell.drafting,
+            "cost": self.cost.name,
+            "cost_source": self.cost.source,
+            "dataset": self.dataset,
+            "concurrency": self.batch.concurrency,
+        }
+
+    def columns(self, job: Job) -> Row:
+        """Return the columns that name a row: the place and the job."""
+        return self.place | {
+            "policy": job.policy.name,
+            "predictor": job.predictor,
+            "lossless": job.lossless(self.cell.strictest),
+            "verify_length": job.length,
+        }
+
+
+def frontier_rows(ran: Ran) -> list[Row]:
+    """Return one row per job, with its measures."""
+    counts = {
+        "n_proposals": ran.batch.rows.size,
+        "n_prompts": ran.batch.num_prompts,
+        "n_steps": len(ran.batch.rows),
+    }
+    return [ran.columns(job) | figures | counts for job, figures in ran.figures.items()]
 
 
 def emitted_tokens(admitted: IntArray, accepted: IntArray, bonus: IntArray) -> IntArray:

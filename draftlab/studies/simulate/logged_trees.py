@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from draftlab._types import IntArray
     from draftlab.grading.cells import Cell
     from draftlab.log.reader import DraftLog
-    from draftlab.studies.simulate.proposals import Proposals
+    from draftlab.studies.simulate.proposals import CompleteProposals
 
 
 COLUMNS = ("target_rank_in_q", "target_entropy")
@@ -50,7 +50,7 @@ def has_trees(log: DraftLog) -> bool:
     return any(run.rows["trees"] for run in log.runs)
 
 
-def read_trees(log: DraftLog, cell: Cell, proposals: Proposals) -> LoggedTrees | str:
+def read_trees(log: DraftLog, cell: Cell, proposals: CompleteProposals) -> LoggedTrees | str:
     """Read the trees of a cell's proposals; a sentence where they are of no use.
 
     A tree's accepted length is known exactly where the target is greedy: every target

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
-from draftlab.grading.folds import assign_folds
+from draftlab.grading.cells import ADMITTED, PLACED, Cell
+from draftlab.grading.folds import assign_folds, fold_by_prompt
+from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.predictors.calibration import fit_sts
 from draftlab.predictors.survival import SURVIVAL, product
 from draftlab.schema import Excluded
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from draftlab._types import FloatArray, IntArray
-    from draftlab.grading.cells import Cell
     from draftlab.predictors.baselines import Predictor
     from draftlab.predictors.logistic import Fit
 
@@ -35,16 +36,17 @@ STS = "-sts"
 _AFTER_STOP = int(Excluded.AFTER_STOP)
 
 
-@dataclass(frozen=True)
-class Proposals:
-    """Complete, graded proposals of one cell, requests one after the other."""
+@dataclass(frozen=True, kw_only=True)
+class CompleteProposals(ProposalGrid):
+    """Complete, graded proposals of one cell, requests one after the other.
+
+    ``survived`` is the verdict as it was, also behind the end of a request.
+    """
 
     accepted: IntArray
     """(P,): drafts emitted if all are sent."""
     bonus: IntArray
     """(P,): 1, or 0 where the request ends inside the drafts."""
-    passed: IntArray
-    """(P,): drafts that the verdict accepted, also behind the end of the request."""
     age: IntArray
     """(P,): proposals of the same request before this one."""
     requests: IntArray
@@ -52,22 +54,11 @@ class Proposals:
     starts: IntArray
     """(requests,): first proposal."""
     lengths: IntArray
-    dataset: IntArray
-    """(requests,): codes of the cell's names."""
-    group: IntArray
-    """(P,): codes of (run, prompt)."""
-    fold: IntArray
-    """(P,)."""
-    rows: pl.DataFrame
-    """(P * K) rows with the raw columns, proposal by proposal."""
+    """(requests,): number of proposals."""
     keys: pl.DataFrame
     """run, request and step of each of the P proposals."""
-    num_positions: int
     num_dropped: int
     """Proposals left out: not graded, not sent whole, or with a row excluded, save by a stop."""
-
-    def __len__(self) -> int:
-        return len(self.accepted)
 
     @property
     def labelled(self) -> IntArray:
@@ -79,7 +70,7 @@ class Proposals:
         return Stream(np.ascontiguousarray(feature.T), self.accepted, self.labelled, self.age)
 
 
-def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> Proposals:
+def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> CompleteProposals:
     """Read the proposals of a cell whose drafts were all sent and graded.
 
     Raises
@@ -89,17 +80,15 @@ def read_proposals(cell: Cell, columns: Sequence[str], *, num_folds: int) -> Pro
     """
     K = cell.num_positions
     keys = ("run", "request", "step", "position")
-    sent = pl.col("admitted") & pl.col("verify_step").is_not_null()
-    placed = pl.col("dataset").is_not_null() & pl.col("prompt").is_not_null()
     frame = (
         cell.frame.select(
             *keys,
             "dataset",
             "prompt",
             *columns,
-            label=pl.col("accepted").fill_null(value=False),
+            survived=pl.col("accepted").fill_null(value=False),
             stop=(pl.col("excluded") & _AFTER_STOP) != 0,
-            bad=((pl.col("excluded") & ~_AFTER_STOP) != 0) | ~sent | ~placed,
+            bad=((pl.col("excluded") & ~_AFTER_STOP) != 0) | ~ADMITTED | ~PLACED,
             left=(pl.col("output_tokens") - pl.col("output_index")).fill_null(K + 1),
         )
         .sort(keys)
@@ -128,43 +117,43 @@ def _starts(frame: pl.DataFrame, keys: tuple[str, ...]) -> IntArray:
     return np.flatnonzero(new)
 
 
-def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> Proposals:
+def _shape(cell: Cell, frame: pl.DataFrame, dropped: int, num_folds: int) -> CompleteProposals:
     K = cell.num_positions
-    label, stop = (frame[name].to_numpy().reshape(-1, K) for name in ("label", "stop"))
-    head = frame.gather_every(K).select("run", "request", "step", "dataset", "prompt", "left")
+    head = frame.gather_every(K)
+    stop = frame["stop"].to_numpy().reshape(-1, K)
+    grid = make_grid(
+        cell, frame.drop("request", "step", "stop", "bad", "left"), _deal(cell, head, num_folds)
+    )
     # a request may end with its last draft: no row then lies behind the end
     left = head["left"].to_numpy().astype(np.int64)
-    accepted = np.minimum((label & ~stop).sum(axis=1), left)
+    accepted = np.minimum((grid.survived & ~stop).sum(axis=1), left)
     starts = _starts(head, ("run", "request"))
     lengths = np.diff(starts, append=len(head))
-    run, dataset, prompt = (
-        head[name].to_numpy().astype(np.int64) for name in ("run", "dataset", "prompt")
-    )
-    folds = min(num_folds, len(np.unique(prompt)))
-    return Proposals(
+    return CompleteProposals(
+        **{each.name: getattr(grid, each.name) for each in fields(grid)},
         accepted=accepted,
         bonus=np.asarray(~stop.any(axis=1) & (accepted < left), dtype=np.int64),
-        passed=label.sum(axis=1),
         age=np.arange(len(head)) - np.repeat(starts, lengths),
         requests=head["request"].to_numpy()[starts],
         starts=starts,
         lengths=lengths,
-        dataset=dataset[starts],
-        group=run * len(cell.prompts) + prompt,
-        fold=assign_folds(dataset, prompt, folds) if folds > 1 else np.zeros_like(prompt),
-        rows=frame.drop(
-            "label", "stop", "bad", "left", "run", "request", "step", "dataset", "prompt"
-        ),
         keys=head.select("run", "request", "step"),
-        num_positions=K,
         num_dropped=dropped,
     )
+
+
+def _deal(cell: Cell, head: pl.DataFrame, num_folds: int) -> IntArray:
+    """Return the fold of each prompt, dealt out by its proposals."""
+    dataset, prompt = (head[c].to_numpy().astype(np.int64) for c in ("dataset", "prompt"))
+    folds = min(num_folds, len(np.unique(prompt)))
+    fold = assign_folds(dataset, prompt, folds) if folds > 1 else np.zeros_like(prompt)
+    return fold_by_prompt(prompt, fold, len(cell.prompts))
 
 
 class Predictions:
     """Conditional log-odds and survivals of predictors, cross-fitted, made when asked for."""
 
-    def __init__(self, proposals: Proposals, predictors: Sequence[Predictor]) -> None:
+    def __init__(self, proposals: CompleteProposals, predictors: Sequence[Predictor]) -> None:
         self._proposals = proposals
         P, K = len(proposals), proposals.num_positions
         self._shape = (P, K)
@@ -193,7 +182,7 @@ class Predictions:
         values = self._proposals.rows.select(own.expr.cast(pl.Float64)).to_series().to_numpy()
         if not np.isfinite(values).all():
             raise InputError(f"feature of {name} is not finite on some rows")
-        return np.asarray(values, dtype=np.float64).reshape(self._shape)
+        return self._proposals.spread(values)
 
     def log_odds(self, name: str) -> FloatArray:
         """Return conditional log-odds (P, K), fitted without the rows of the own fold."""

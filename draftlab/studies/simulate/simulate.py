@@ -16,41 +16,37 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, read_cells
+from draftlab.grading.prepare import NUM_FOLDS
 from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.parallel import run_threads
-from draftlab.policies.cost import CostTable, check_table
+from draftlab.policies.cost import CostTable
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.results import Note, Result, as_names, study, tidy
-from draftlab.studies.simulate.batches import Rule, compose
+from draftlab.studies.simulate.batches import compose
 from draftlab.studies.simulate.costs import Cost, as_cost, default_costs
 from draftlab.studies.simulate.frontier import (
     MEASURES,
     Batch,
+    Ran,
+    Row,
     Sums,
     add_up,
-    gain_over,
+    frontier_rows,
     measures,
     pareto,
 )
-from draftlab.studies.simulate.logged_trees import COLUMNS as TREE_COLUMNS
+from draftlab.studies.simulate.gains import explain_no_gain, gain_rows, plain_wins, regret_rows
 from draftlab.studies.simulate.logged_trees import has_trees, read_trees
-from draftlab.studies.simulate.proposals import (
-    Predictions,
-    Proposals,
-    calibrated,
-    read_proposals,
-    reordered,
-)
-from draftlab.studies.simulate.runner import ONLINE, Job, Runner, base_predictors, make_jobs
+from draftlab.studies.simulate.policies import Job, make_jobs
+from draftlab.studies.simulate.proposals import CompleteProposals, Predictions, read_proposals
+from draftlab.studies.simulate.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from draftlab.features import Drafting
-
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-NUM_FOLDS = 5
+"""Requests in a batch unless told."""
 PREDICTORS_BY_DEFAULT = (
     *(
         "logit_qmax",
@@ -70,8 +66,6 @@ POLICIES_BY_DEFAULT = (
     *("draft-verify", "clairvoyant"),
 )
 TABLES = ("frontier", "gains", "regret")
-_SMALL_GAIN = 0.005
-_NEARLY_ALL = 0.98
 _REGRET_AT = 64
 _WITH_INTERVAL = [name + end for name in MEASURES for end in ("", "_low", "_high")]
 
@@ -99,7 +93,7 @@ class Simulation(Result):
         off_tokens_per_second, tokens_per_second, gain, gain_low, gain_high (relative, paired),
         off_acceptance_length, acceptance_length, best_fixed_length, gain_over_best_fixed (against
         the best fixed length at this concurrency), captured (share of the oracle's gain), reason
-        (where there is no gain)."""
+        and reason_text (a code of `gains.REASONS` and a sentence, where there is no gain)."""
     )
     regret: pl.DataFrame = tidy(
         """One row per cost, predictor and dataset, at one concurrency: tokens_per_second,
@@ -118,11 +112,13 @@ class _Options(NamedTuple):
     regret: bool = True
 
 
-class _Tables(NamedTuple):
-    frontier: list[dict[str, Any]]
-    gains: list[dict[str, Any]]
-    regret: list[dict[str, Any]]
-    notes: list[str]
+class _Simulated(NamedTuple):
+    """Rows of the tables that one cell gave."""
+
+    frontier: list[Row]
+    gains: list[Row]
+    regret: list[Row]
+    notes: list[Note]
 
 
 @study
@@ -146,7 +142,7 @@ def simulate(
     log : path, paths or DraftLog
         Of runs with adaptive verification off: what was not verified has no label.
     cost : CostTable, str or path, or a sequence of them, optional
-        ``log`` (what its own steps measured), a model such as ``L4/llama-8b``, a file of
+        ``log`` (what its own steps measured), a model such as ``H100/llama-8b``, a file of
         `profile`, or a table. Each is simulated by itself. Unless told, a model, and the log's
         own steps where they show that a draft costs something.
     policies : sequence of str, optional
@@ -183,7 +179,7 @@ def simulate(
     >>> import tempfile
     >>> from draftlab.synth import synth_log
     >>> run = synth_log(tempfile.mkdtemp(), num_requests=60)
-    >>> result = simulate(run, "L4/llama-8b", predictors=["oracle"], concurrencies=[1, 256])
+    >>> result = simulate(run, "H100/llama-8b", predictors=["oracle"], concurrencies=[1, 256])
     >>> best = result.gains.filter(concurrency=256, predictor="oracle")
     >>> bool(best["gain"][0] > 0.02)
     True
@@ -200,18 +196,19 @@ def simulate(
         specs = (*specs, "eagle2")
     jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
     columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs)})
-    tables = _Tables([], [], [], _assumptions())
     cells = read_cells(opened, columns)
     for cell in cells:
-        _refuse_selected(cell)
-        jobs = jobs_of[cell.num_positions]
-        default = policies is predictors is None
-        _simulate_cell(opened, cell, jobs, columns, options, tables, default=default)
+        _refuse_trimmed(cell)
+    named = policies is not None or predictors is not None
+    simulated = [
+        _simulate_cell(opened, cell, jobs_of[cell.num_positions], columns, options, named=named)
+        for cell in cells
+    ]
     return Simulation(
-        frontier=_frontier_table(tables.frontier),
-        gains=pl.DataFrame(tables.gains, schema=_GAINS),
-        regret=pl.DataFrame(tables.regret, schema=_REGRET),
-        notes=[*of_costs, *(Note("simulation", text) for text in tables.notes)],
+        frontier=_frontier_table([row for part in simulated for row in part.frontier]),
+        gains=pl.DataFrame([row for part in simulated for row in part.gains], schema=_GAINS),
+        regret=pl.DataFrame([row for part in simulated for row in part.regret], schema=_REGRET),
+        notes=[*of_costs, _ASSUMED, *(note for part in simulated for note in part.notes)],
         settings={
             "policies": list(specs),
             "concurrencies": list(options.concurrencies),
@@ -263,18 +260,18 @@ def _lengths(log: DraftLog) -> set[int]:
 
 
 def _columns(jobs: Sequence[Job]) -> set[str]:
-    read = {c for job in jobs for name in base_predictors(job) for c in PREDICTORS[name].columns}
-    return read.union(*(TREE_COLUMNS for job in jobs if job.policy.reads == "tree"))
+    read = {c for job in jobs for name in job.parts for c in PREDICTORS[name].columns}
+    return read.union(*(job.policy.columns for job in jobs))
 
 
-def _assumptions() -> list[str]:
-    return [
-        "counterfactual: with n drafts sent, min(n, accepted) are accepted; exact for each logged "
-        "proposal. Batches are drawn from the log, decode steps only: no prompt is read in them"
-    ]
+_ASSUMED = Note(
+    "counterfactual",
+    "counterfactual: with n drafts sent, min(n, accepted) are accepted; exact for each logged "
+    "proposal. Batches are drawn from the log, decode steps only: no prompt is read in them",
+)
 
 
-def _refuse_selected(cell: Cell) -> None:
+def _refuse_trimmed(cell: Cell) -> None:
     if cell.trimmed:
         raise InputError(
             f"run {cell.run}: adaptive verification ({cell.metadata['adaptive_verification']}) "
@@ -289,57 +286,72 @@ def _simulate_cell(
     jobs: Sequence[Job],
     columns: Sequence[str],
     options: _Options,
-    tables: _Tables,
     *,
-    default: bool,
-) -> None:
+    named: bool,
+) -> _Simulated:
+    """Run the jobs of a cell; ``named``: the user asked for them, so what is missing is told."""
     proposals = read_proposals(cell, columns, num_folds=NUM_FOLDS)
-    names = {name for job in jobs for name in base_predictors(job)}
+    names = {name for job in jobs for name in job.parts}
     predictions = Predictions(proposals, [PREDICTORS[name] for name in sorted(names)])
-    runner = Runner(proposals, predictions)
-    if any(job.policy.reads == "tree" for job in jobs):
-        runner.trees = read_trees(log, cell, proposals)
-    reasons = [runner.missing(job) for job in jobs]
-    if not default:  # nobody asked for what the log lacks
-        missing = dict.fromkeys(reason for reason in reasons if reason)
-        tables.notes.extend(f"{cell.run}: {reason}" for reason in missing)
-    tables.notes.extend(_cell_notes(cell, proposals))
-    usable = [job for job, reason in zip(jobs, reasons, strict=True) if reason is None]
-    for job in usable:
-        runner.prepare(job)
-    start = len(tables.gains), len(tables.frontier)
+    runner = Runner(proposals, predictions, lambda: read_trees(log, cell, proposals))
+    missing = {job: runner.prepare(job) for job in jobs}
+    usable = [job for job, reason in missing.items() if reason is None]
+    frontier: list[Row] = []
+    gains: list[Row] = []
+    regret: list[Row] = []
     for dataset, batch in _batches(cell, proposals, options):
-        for table in options.costs:
-            place = _Place(cell, dataset, table)
-            _run_batch(place, runner, usable, batch, options, tables)
-    tables.notes.extend(_plain_wins(cell, tables.frontier[start[1] :]))
-    tables.notes.extend(_why_no_gain(cell, tables.gains[start[0] :]))
+        for cost in options.costs:
+            ran = _run_batch(cell, dataset, cost, runner, usable, batch, options.cap)
+            frontier += frontier_rows(ran)
+            gains += gain_rows(ran)
+            if options.regret and batch.concurrency == _regret_at(options):
+                regret += regret_rows(ran, runner)
+    left_out = dict.fromkeys(reason for reason in missing.values() if reason and named)
+    notes = [
+        *(Note("policy_left_out", reason, cell.run) for reason in left_out),
+        *_proposal_notes(cell, proposals),
+        *(Note("plain_decoding_wins", f"{cost}: {_PLAIN_WINS}", cell.run)
+          for cost in plain_wins(frontier)),
+        *(Note(reason.code, reason.text, cell.run) for reason in explain_no_gain(gains)),
+    ]  # fmt: skip
+    return _Simulated(frontier, gains, regret, notes)
 
 
-def _cell_notes(cell: Cell, proposals: Proposals) -> Iterator[str]:
+_PLAIN_WINS = (
+    "plain decoding beats every policy at every concurrency, so the gain of adaptive verification "
+    "cannot be tested here; see another table"
+)
+
+
+def _proposal_notes(cell: Cell, proposals: CompleteProposals) -> Iterator[Note]:
     if proposals.num_dropped:
-        yield (
-            f"{cell.run}: {proposals.num_dropped} proposals are left out: not graded, not sent "
-            "whole, or with a row excluded for another reason than a stop"
+        yield Note(
+            "incomplete_proposals",
+            f"{proposals.num_dropped} proposals are left out: not graded, not sent whole, or with "
+            "a row excluded for another reason than a stop",
+            cell.run,
         )
     follows = np.flatnonzero(proposals.age > 0)
     full = proposals.accepted[follows - 1] == proposals.num_positions
     first = proposals.accepted[follows] > 0
     if full.any() and not full.all():
-        yield (
-            f"{cell.run}: position 0 is accepted with {first[full].mean():.3f} after a full "
-            f"acceptance and {first[~full].mean():.3f} after a rejection; trimming moves steps "
-            "from one state to the other, which is not simulated"
+        yield Note(
+            "step_states",
+            f"position 0 is accepted with {first[full].mean():.3f} after a full acceptance and "
+            f"{first[~full].mean():.3f} after a rejection; trimming moves steps from one state to "
+            "the other, which is not simulated",
+            cell.run,
         )
 
 
 def _batches(
-    cell: Cell, proposals: Proposals, options: _Options
+    cell: Cell, proposals: CompleteProposals, options: _Options
 ) -> Iterator[tuple[str | None, Batch]]:
-    present = np.unique(proposals.dataset).tolist()
+    dataset_of_request = proposals.dataset[proposals.starts]
+    present = np.unique(dataset_of_request).tolist()
     parts: list[tuple[str | None, Any]] = [(None, np.arange(len(proposals.starts)))]
     if options.by_dataset and len(present) > 1:
-        parts += [(cell.datasets[d], np.flatnonzero(proposals.dataset == d)) for d in present]
+        parts += [(cell.datasets[d], np.flatnonzero(dataset_of_request == d)) for d in present]
     for dataset, requests in parts:
         for concurrency in options.concurrencies:
             rng = np.random.default_rng([options.seed, concurrency])
@@ -347,223 +359,30 @@ def _batches(
                 proposals.starts[requests], proposals.lengths[requests], concurrency, rng
             )
             _, group = np.unique(proposals.group[rows.ravel()], return_inverse=True)
-            yield (
-                dataset,
-                Batch(rows, proposals.accepted[rows], proposals.bonus[rows], group),
-            )
-
-
-class _Place(NamedTuple):
-    """Where a row of a table belongs."""
-
-    cell: Cell
-    dataset: str | None
-    cost: CostTable
-
-    def columns(self, concurrency: int) -> dict[str, Any]:
-        return {
-            "run": self.cell.run,
-            "pair": self.cell.pair,
-            "drafting": self.cell.drafting,
-            "cost": self.cost.name,
-            "cost_source": self.cost.source,
-            "dataset": self.dataset,
-            "concurrency": concurrency,
-        }
-
-    @property
-    def drafting(self) -> Drafting:
-        return self.cell.strictest
+            yield dataset, Batch(rows, proposals.accepted[rows], proposals.bonus[rows], group)
 
 
 def _run_batch(
-    place: _Place,
+    cell: Cell,
+    dataset: str | None,
+    cost: CostTable,
     runner: Runner,
     jobs: Sequence[Job],
     batch: Batch,
-    options: _Options,
-    tables: _Tables,
-) -> None:
+    cap: int | None,
+) -> Ran:
     def work(job: Job) -> Sums:
-        admitted, step_ms = runner.run(job, batch, place.cost, options.cap)
+        admitted, step_ms = runner.run(job, batch, cost, cap)
         return add_up(runner.outcome(job, batch), admitted, step_ms)
 
-    found = dict(zip(jobs, run_threads(work, jobs), strict=True))
-    figures = {job: measures(sums, batch.concurrency) for job, sums in found.items()}
-    for job in jobs:
-        tables.frontier.append(
-            place.columns(batch.concurrency)
-            | _job_columns(job, place)
-            | {"verify_length": job.length}
-            | figures[job]
-            | {
-                "n_proposals": batch.rows.size,
-                "n_prompts": batch.num_prompts,
-                "n_steps": len(batch.rows),
-            }
-        )
-    tables.gains.extend(_gains(place, batch, found, figures))
-    if options.regret and batch.concurrency == _regret_at(options):
-        tables.regret.extend(_regret(place, runner, batch, found))
-
-
-def _job_columns(job: Job, place: _Place) -> dict[str, Any]:
-    return {
-        "policy": job.policy.name,
-        "predictor": job.predictor,
-        "lossless": job.lossless(place.drafting),
-    }
+    sums = dict(zip(jobs, run_threads(work, jobs), strict=True))
+    figures = {job: measures(each, batch.concurrency) for job, each in sums.items()}
+    return Ran(cell, dataset, cost, batch, sums, figures)
 
 
 def _regret_at(options: _Options) -> int:
     at_most = [c for c in options.concurrencies if c <= _REGRET_AT]
     return max(at_most) if at_most else min(options.concurrencies)
-
-
-def _gains(
-    place: _Place, batch: Batch, found: dict[Job, Sums], figures: dict[Job, dict[str, float]]
-) -> Iterator[dict[str, Any]]:
-    fixed = {job.length: job for job in found if job.policy.name == "fixed"}
-    if not fixed:
-        return
-    K = max(length for length in fixed if length is not None)
-    off = fixed[K]
-    speed = {job: row["tokens_per_second"] for job, row in figures.items()}
-    best = max(fixed.values(), key=lambda job: speed[job])
-    ceiling = next((j for j in found if j.name == "av/oracle"), None)
-    for job, sums in found.items():
-        if job.policy.name == "fixed":
-            continue
-        change = gain_over(sums, found[off])
-        captured = None
-        if ceiling is not None and speed[ceiling] > speed[off] * (1 + _SMALL_GAIN):
-            captured = (speed[job] - speed[off]) / (speed[ceiling] - speed[off])
-        reason = None
-        if change.low <= 0:
-            reason = _reason(place.cost, batch.concurrency, K, job, figures, ceiling, off)
-        yield (
-            place.columns(batch.concurrency)
-            | _job_columns(job, place)
-            | {
-                "verify_length": job.length,
-                "off_tokens_per_second": speed[off],
-                "tokens_per_second": speed[job],
-                "gain": change.gain,
-                "gain_low": change.low,
-                "gain_high": change.high,
-                "off_acceptance_length": figures[off]["acceptance_length"],
-                "acceptance_length": figures[job]["acceptance_length"],
-                "best_fixed_length": best.length,
-                "gain_over_best_fixed": speed[job] / speed[best] - 1,
-                "captured": captured,
-                "reason": reason,
-            }
-        )
-
-
-def _reason(
-    cost: CostTable,
-    concurrency: int,
-    K: int,
-    job: Job,
-    figures: dict[Job, dict[str, float]],
-    ceiling: Job | None,
-    off: Job,
-) -> str:
-    """Say why a policy gains nothing over the full length here."""
-    row = figures[job]
-    unusable = check_table(cost, requests=concurrency, num_speculative_tokens=K)
-    everything = row["verified_per_step"] >= _NEARLY_ALL * K
-    if unusable is not None:
-        if not job.policy.rule:  # it looks at no cost
-            return "trims although the cost does not reward it"
-        return unusable if everything else f"{unusable.partition(', so ')[0]}; {_STALE_TIES}"
-    if everything:
-        return "low load: nearly every draft pays, so nothing is trimmed"
-    rate = "tokens_per_second"
-    if ceiling is not None and figures[ceiling][rate] <= figures[off][rate] * (1 + _SMALL_GAIN):
-        return f"even the oracle gains no more than {_SMALL_GAIN:.1%}"
-    if row["lost"] > row["wasted"]:
-        return "trims too much: more acceptable drafts are lost than rejected ones are sent"
-    return "its survivals do not tell the drafts that pay from those that do not"
-
-
-_STALE_TIES = (
-    "of budgets that are worth the same the rule takes the smallest, by survivals one step old"
-)
-
-
-def _regret(
-    place: _Place, runner: Runner, batch: Batch, found: dict[Job, Sums]
-) -> Iterator[dict[str, Any]]:
-    """Split what adaptive verification loses to the oracle into ranking and calibration."""
-    jobs = [
-        job
-        for job in found
-        if job.policy.name == "av" and job.predictor and not job.predictor.startswith(ONLINE)
-    ]
-    ceiling = next((j for j in jobs if j.predictor == "oracle"), None)
-    if ceiling is None:
-        return
-    oracle, truth = runner.survival("oracle"), runner.truth()
-
-    def speed(sums: Sums) -> float:
-        return float(1e3 * sums.emitted.sum() / sums.time_ms.sum())
-
-    def rerun(survivals: Any) -> float:
-        return speed(add_up(batch, *runner.run_survivals(survivals, batch, place.cost, Rule())))
-
-    best = speed(found[ceiling])
-    for job in jobs:
-        if job is ceiling:
-            continue
-        own = runner.survival(str(job.predictor))
-        columns = place.columns(batch.concurrency) | {"predictor": job.predictor}
-        yield columns | {
-            "tokens_per_second": speed(found[job]),
-            "oracle_tokens_per_second": best,
-            "regret": 1 - speed(found[job]) / best,
-            "ranking": 1 - rerun(calibrated(own, truth, runner.fold)) / best,
-            "calibration": 1 - rerun(reordered(own, oracle)) / best,
-        }
-
-
-def _plain_wins(cell: Cell, frontier: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each table on which nothing beats plain decoding at any concurrency."""
-    speeds: dict[str, dict[int, dict[bool, float]]] = {}
-    for row in frontier:
-        if row["dataset"] is None and row["policy"] != "clairvoyant":
-            by_plain = speeds.setdefault(row["cost"], {}).setdefault(row["concurrency"], {})
-            plain = row["verify_length"] == 0
-            by_plain[plain] = max(by_plain.get(plain, 0.0), row["tokens_per_second"])
-    for cost, by_concurrency in speeds.items():
-        if all(s.get(True, 0.0) > s.get(False, 0.0) > 0 for s in by_concurrency.values()):
-            yield (
-                f"{cell.run}, {cost}: plain decoding beats every policy at every concurrency, so "
-                "the gain of adaptive verification cannot be tested here; see another table"
-            )
-
-
-def _why_no_gain(cell: Cell, gains: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for the policies that gain nothing somewhere, over all datasets mixed."""
-    grouped: dict[tuple[str, str, str], list[int]] = {}
-    for row in gains:
-        if row["reason"] is None or row["dataset"] is not None:
-            continue
-        name = row["policy"] + (f"/{row['predictor']}" if row["predictor"] else "")
-        if row["verify_length"] is not None:
-            name += f" of {row['verify_length']} nodes"
-        kind = row["reason"].split(":")[0] if "table" in row["reason"] else row["reason"]
-        kind += f"; {_STALE_TIES}" if row["reason"].endswith(_STALE_TIES) else ""
-        grouped.setdefault((row["cost"], name, kind), []).append(row["concurrency"])
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for (cost, name, kind), where in grouped.items():
-        alike.setdefault((cost, ", ".join(map(str, where)), kind), []).append(name)
-    for (cost, places, kind), names in alike.items():
-        verb = "gains" if len(names) == 1 else "gain"
-        yield (
-            f"{cell.run}, {cost}: {', '.join(names)} {verb} nothing at concurrency {places}: {kind}"
-        )
 
 
 _PLACE_COLUMNS: dict[str, Any] = {
@@ -588,7 +407,7 @@ _GAINS = (
         ("off_tokens_per_second", "tokens_per_second", "gain", "gain_low", "gain_high",
          "off_acceptance_length", "acceptance_length"), pl.Float64)
     | {"best_fixed_length": pl.Int32, "gain_over_best_fixed": pl.Float64,
-       "captured": pl.Float64, "reason": pl.String}
+       "captured": pl.Float64, "reason": pl.String, "reason_text": pl.String}
 )  # fmt: skip
 _REGRET = (
     _PLACE_COLUMNS

@@ -244,7 +244,7 @@ def _read(off: DraftLog) -> _Logged:
         if proposals.rows[name].null_count() < len(proposals.rows)
     }
     # The verdict as it was, not cut at the end of the request: rehearsed requests end elsewhere.
-    passed = proposals.passed
+    passed = proposals.num_survived
     drafts = Drafts(columns, passed, np.ones_like(passed), np.minimum(passed + 1, K))
     return _Logged(every["group"], requests, drafts)
 

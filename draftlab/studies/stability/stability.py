@@ -15,7 +15,7 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, acceptance_table, name_cell, read_cells
-from draftlab.grading.differences import ADOPTED, difference_table
+from draftlab.grading.differences import difference_table
 from draftlab.grading.grade import Grade, grade
 from draftlab.grading.prepare import NUM_FOLDS, Prepared, prepare, refuse_trimmed
 from draftlab.grading.refit import refit
@@ -25,7 +25,7 @@ from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.metrics.intervals import mean_interval
 from draftlab.parallel import run_threads
 from draftlab.plugins import Plugin, as_plugin
-from draftlab.predictors.baselines import PREDICTORS
+from draftlab.predictors.baselines import ADOPTED, PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.predictors.several import SeveralFit, fit_several
 from draftlab.predictors.uncertainty import coefficient_intervals, standard_errors

@@ -15,7 +15,7 @@ from draftlab.predictors.logistic import Fit, fit_logistic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from draftlab._types import BoolArray, FloatArray, IntArray
+    from draftlab._types import FloatArray, IntArray
     from draftlab.grading.rows import GradedRows
 
 SIZES = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000)
@@ -145,25 +145,13 @@ def _compare(
         "n_prompts": len(np.unique(rows.group[here])),
         "mean_prediction": float(prob.mean()),
         "rate": float(y.mean()),
-        "auc": _auc_within(y, foreign, rows.fold[here]),
+        "auc": metrics.auc(y, foreign, rows.fold[here]),
         "log_loss": metrics.log_loss(y, foreign),
         "log_loss_cost": interval.estimate,
         "log_loss_cost_low": interval.low,
         "log_loss_cost_high": interval.high,
         "ece": metrics.ece(y, prob),
     }
-
-
-def _auc_within(y: BoolArray, score: FloatArray, fold: IntArray) -> float:
-    total = weight = 0.0
-    for code in np.unique(fold):
-        part = fold == code
-        accepted = int(y[part].sum())
-        pairs = accepted * (int(part.sum()) - accepted)
-        if pairs:
-            total += pairs * metrics.auc(y[part], score[part])
-            weight += pairs
-    return total / weight if weight else float("nan")
 
 
 class _Learnt(NamedTuple):

@@ -265,7 +265,7 @@ def collect(folder: Path) -> None:
 
     target, drafter = make_pair(folder)
     settings = VllmSettings(
-        target,
+        target=target,
         drafter=drafter,
         method="draft_model",
         num_speculative_tokens=K,

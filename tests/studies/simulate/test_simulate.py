@@ -26,8 +26,9 @@ from draftlab.studies.simulate.frontier import (
     gain_over,
     measures,
 )
+from draftlab.studies.simulate.gains import REASONS, explain_no_gain
+from draftlab.studies.simulate.policies import POLICIES, Job, Policy, Sent, make_jobs
 from draftlab.studies.simulate.proposals import Predictions, calibrated, read_proposals, reordered
-from draftlab.studies.simulate.runner import POLICIES, Job, make_jobs
 from draftlab.studies.simulate.simulate import (
     POLICIES_BY_DEFAULT,
     Simulation,
@@ -45,6 +46,7 @@ LOADED = CostTable(
     "loaded", "model", verify=Curve((0, 1000), (5.0, 205.0)), draft=Curve((1,), (2.0,))
 )
 """A draft costs 0.2 ms, so that at 32 requests trimming pays."""
+LOW_LOAD = "low load: nearly every draft pays, so nothing is trimmed"
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,8 @@ def test_fixed_lengths_are_their_closed_form(run: Path, result: Simulation) -> N
 def test_length_zero_is_plain_decoding(result: Simulation) -> None:
     for row in result.frontier.filter(verify_length=0).iter_rows(named=True):
         c = row["concurrency"]
-        assert row["tokens_per_second"] == pytest.approx(1e3 * c / LOADED.plain_ms(c), rel=CLOSE)
+        step_ms = LOADED.step_ms(c, c, 0)  # a token a request and no drafting
+        assert row["tokens_per_second"] == pytest.approx(1e3 * c / step_ms, rel=CLOSE)
         assert (row["acceptance_length"], row["wasted"]) == (1.0, 0.0)
 
 
@@ -183,7 +186,8 @@ def test_at_low_load_there_is_no_gain_and_a_reason(run: Path, result: Simulation
     found = simulate(run, cheap, predictors=["logit_qmax", "oracle"], concurrencies=[1])
     row = pick(found.gains, predictor="logit_qmax", dataset="easy")
     assert row["gain"] == pytest.approx(0.0, abs=0.005)
-    assert row["reason"].startswith("low load") or "oracle gains no more" in row["reason"]
+    assert row["reason"] in {"low_load", "no_oracle_gain"}
+    assert row["reason_text"].startswith("low load") or "oracle gains" in row["reason_text"]
     loaded = result.gains.filter(policy="av", concurrency=32)
     assert loaded["reason"].null_count() == loaded.height
 
@@ -193,7 +197,8 @@ def test_a_flat_table_gains_nothing_and_says_why(run: Path) -> None:
     found = simulate(run, flat, predictors=["logit_qmax"], concurrencies=[8], by_dataset=False)
     row = pick(found.gains, policy="av")
     assert row["gain"] == 0.0
-    assert "flat table" in row["reason"]
+    assert row["reason"] == "flat_table"
+    assert row["reason_text"].startswith("flat table: a step costs the same with 0 and with 40")
     assert any(
         note.endswith("av/logit_qmax gains nothing at concurrency 8: flat table")
         for note in map(str, found.notes)
@@ -206,6 +211,40 @@ def test_policies_that_gain_nothing_alike_share_a_line(run: Path) -> None:
     found = simulate(run, flat, predictors=predictors, concurrencies=[8, 32], by_dataset=False)
     [line] = [note for note in map(str, found.notes) if "nothing at concurrency" in note]
     assert line.endswith("av/logit_qmax, av/entropy gain nothing at concurrency 8, 32: flat table")
+
+
+def test_a_table_of_one_size_is_told_whole(run: Path) -> None:
+    single = CostTable("single", "measured", verify=Curve((16,), (5.0,)))
+    found = simulate(run, single, predictors=["logit_qmax"], concurrencies=[8], by_dataset=False)
+    assert found.gains["reason"].to_list() == ["one_size_table"]
+    [line] = [note for note in map(str, found.notes) if "nothing at concurrency" in note]
+    assert line.endswith("concurrency 8: flat table (one size in it: it cannot tell)")
+
+
+def test_reasons_are_grouped_by_code_whatever_their_text() -> None:
+    """A text that holds a colon, a bracket or the word table groups like any other."""
+    common: dict[str, Any] = {
+        "cost": "c",
+        "dataset": None,
+        "predictor": "qmax",
+        "verify_length": None,
+    }
+    rows = [
+        common | {"policy": policy, "concurrency": c, "reason": code, "reason_text": f"{c}: (table"}
+        for policy, code in (("av", "low_load"), ("dspark", "low_load"), ("threshold", None))
+        for c in (1, 2)
+    ]
+    rows.append(rows[0] | {"dataset": "x"})
+    [found] = explain_no_gain(rows)
+    assert found.code == "low_load"
+    assert found.text == f"c: av/qmax, dspark/qmax gain nothing at concurrency 1, 2: {LOW_LOAD}"
+
+
+def test_every_reason_is_known(result: Simulation) -> None:
+    told = result.gains.filter(pl.col("reason").is_not_null())
+    assert set(told["reason"]) <= set(REASONS)
+    assert told["reason_text"].null_count() == 0
+    assert result.gains["reason_text"].null_count() == result.gains.height - told.height
 
 
 def test_a_drafter_that_never_pays_cannot_be_tested(run: Path) -> None:
@@ -421,6 +460,26 @@ def test_a_cost_table_from_the_steps_of_a_log(tmp_path: Path) -> None:
     assert (table.verify.sizes, table.verify.ms) == ((6, 9), (20.0, 30.0))
     assert table.source == "measured"
     assert table.draft.at(2) == 3.0
+
+
+def test_a_policy_has_a_rule_or_a_stop() -> None:
+    assert all((policy.rule is None) != (policy.stop is None) for policy in POLICIES.values())
+
+
+def test_a_stopping_rule_is_one_entry(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that always sends two drafts does what the fixed length of two does."""
+    always_two = Policy(
+        "always-two", "two drafts", "conditional",
+        stop=lambda runner, _: Sent(*(np.full(len(runner.proposals), 2) for _ in range(2))),
+    )  # fmt: skip
+    monkeypatch.setitem(POLICIES, always_two.name, always_two)
+    found = simulate(run, LOADED, policies=["fixed", "always-two/qmax"], concurrencies=[4])
+    for dataset in (None, "hard"):
+        row = pick(found.frontier, policy="always-two", dataset=dataset)
+        equal = pick(found.frontier, policy="fixed", dataset=dataset, verify_length=2)
+        assert row["tokens_per_second"] == equal["tokens_per_second"]
+        assert row["acceptance_length"] == equal["acceptance_length"]
+        assert (row["predictor"], row["lossless"]) == ("qmax", True)
 
 
 def test_policies_are_documented() -> None:

@@ -135,7 +135,7 @@ def test_a_verdict_is_not_cut_at_the_end_of_its_request(tmp_path: Path) -> None:
     [cell] = read_cells(open_log(log), ["logit_qmax"])
     proposals = read_proposals(cell, ["logit_qmax"], num_folds=2)
     assert (proposals.accepted.tolist(), proposals.bonus.tolist()) == ([2], [0])
-    assert proposals.passed.tolist() == [3]
+    assert proposals.num_survived.tolist() == [3]
 
 
 def test_logs_that_do_not_belong_together_are_refused(off: Path, tmp_path: Path) -> None:
