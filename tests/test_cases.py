@@ -30,7 +30,7 @@ def until_rejection(num_accepted: int, K: int) -> list[Any]:
     return ([True] * num_accepted + [False] + [None] * K)[:K]
 
 
-def test_c06_dummy_requests_are_no_traffic(tmp_path: Path) -> None:
+def test_dummy_requests_are_no_traffic(tmp_path: Path) -> None:
     """TensorRT-LLM recorder: request 0 pads idle ranks and accepts everything."""
     dummy = np.full(5, int(Excluded.WARMUP), dtype=np.uint16)
     rows = [proposal(i, [True] * 5, excluded=dummy) for i in range(2)]
@@ -43,7 +43,7 @@ def test_c06_dummy_requests_are_no_traffic(tmp_path: Path) -> None:
     assert counted == "10 warmup"
 
 
-def test_c11_the_first_slot_counts(tmp_path: Path) -> None:
+def test_the_first_draft_slot_counts_towards_the_length(tmp_path: Path) -> None:
     """Speculators #805: acceptance 0.9, 0.8, 0.7 of a block of three is 3.124 tokens."""
     ends = [0] * 100 + [1] * 180 + [2] * 216 + [3] * 504
     rows = [proposal(i, until_rejection(end, 3)) for i, end in enumerate(ends)]
@@ -52,7 +52,7 @@ def test_c11_the_first_slot_counts(tmp_path: Path) -> None:
     assert length == pytest.approx(3.124, abs=1e-12)
 
 
-def test_c15_a_declared_k_below_the_runs_is_an_error(tmp_path: Path) -> None:
+def test_a_declared_k_below_that_of_the_drafts_is_an_error(tmp_path: Path) -> None:
     """Model-Optimizer #2247: lengths 1 to 5, ten of each, under a declared K of 2."""
     ends = [end for end in range(5) for _ in range(10)]
     rows = [proposal(i, until_rejection(end, 4)) for i, end in enumerate(ends)]
@@ -64,7 +64,7 @@ def test_c15_a_declared_k_below_the_runs_is_an_error(tmp_path: Path) -> None:
     assert not [f for f in run_checks(honest) if f.code == "DL014"]
 
 
-def test_c23_a_fractional_length_is_met_by_varying_lengths(tmp_path: Path) -> None:
+def test_a_fractional_length_is_met_by_varying_lengths(tmp_path: Path) -> None:
     """SGLang #33463: a target of 4.7 froze at an integer."""
     run = synth_log(tmp_path, num_requests=500, num_positions=7, acceptance_length=4.7)
     lengths = proposals(open_log(run)).collect()["acceptance_length"]
@@ -110,7 +110,7 @@ def specspecs_files(folder: Path, acceptances: list[list[int]]) -> None:
     ).write_parquet(folder / "drafts-0.parquet")
 
 
-def test_c12_the_repeated_token_is_no_draft(tmp_path: Path) -> None:
+def test_the_repeated_token_of_specspecs_is_no_draft(tmp_path: Path) -> None:
     """Specspecs: from the second step on, the first logged draft repeats the last token."""
     specspecs_files(tmp_path, [[1, 1, 0, 0], [1, 1, 1, 0]])
     [run] = convert(tmp_path, tmp_path / "log", "specspecs", drafting="greedy", temperature=0.0)
@@ -128,7 +128,7 @@ def test_foreign_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         convert(tmp_path, tmp_path / "log", "nothing", drafting="greedy", temperature=0.0)
 
 
-def test_c32_the_drawn_tokens_chance_is_looked_up_in_the_targets_vocabulary() -> None:
+def test_the_drawn_tokens_chance_is_looked_up_in_the_targets_vocabulary() -> None:
     """Drafter ids 0, 1, 2 are target tokens 0, 5, 7; vLLM scatters the logits before sampling."""
     torch = pytest.importorskip("torch")
     logits = torch.full((1, 1, 8), -torch.inf)
@@ -138,7 +138,7 @@ def test_c32_the_drawn_tokens_chance_is_looked_up_in_the_targets_vocabulary() ->
     assert hook_features(logits, token=1)["logit_q_sampled"] == -np.inf
 
 
-def test_c34_features_are_of_the_distribution_that_chose_the_token() -> None:
+def test_features_are_of_the_distribution_that_chose_the_token() -> None:
     """TorchSpec #177: the unary head gave A 0.6, the selector chose B with 0.7."""
     torch = pytest.importorskip("torch")
     selector = torch.tensor([0.3, 0.7]).log()[None, None]

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,16 +15,17 @@ import typer.main
 
 from draftlab import schema
 from draftlab.cli import app, main
+from tests.paths import ROOT, SAMPLE_T1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "data" / "README.md", *DOCS.rglob("*.md")])
 NOTEBOOK = DOCS / "tutorial.ipynb"
-SMALL = ROOT / "data" / "sample-t1"
+SMALL = SAMPLE_T1
 """Stands for the sample log where an example is run: what runs on one runs on the other."""
 CHEAP = ("inspect", "evaluate", "stability", "calibrate", "replay", "simulate", "audit")
 """Commands that need no engine and take seconds."""

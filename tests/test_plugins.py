@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,12 @@ from draftlab.plugins import Plugin, load_plugins
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.studies.evaluate import evaluate
 from draftlab.synth import synth_log
+from tests.paths import ROOT
 
-DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCS = ROOT / "docs" / "plugins.md"
 
 
 @pytest.fixture(scope="module")

@@ -195,7 +195,7 @@ def test_labels_follow_the_first_rejection() -> None:
 
 
 def test_rows_behind_a_stop_token_are_marked() -> None:
-    """C07: drafts [a, b, STOP, d, e], all accepted: three are emitted, two lie behind the stop."""
+    """Drafts [a, b, STOP, d, e], all accepted: three are emitted, two lie behind the stop."""
     target = tiny_model(22, vocab=40)
     free, _ = run(make_decoder(target, skip=(), num_speculative_tokens=5), greedy_requests(1))
     stop = free[0][3]  # drafts are output tokens 1..5, so the third draft stops

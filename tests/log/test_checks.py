@@ -69,7 +69,7 @@ def test_a_fault_is_named(tmp_path: Path, rows: list[Any], code: str, message: s
     assert re.search(message, findings[code])
 
 
-def test_orphans(tmp_path: Path) -> None:
+def test_drafts_of_no_request_are_found(tmp_path: Path) -> None:
     with LogWriter(tmp_path, METADATA) as log:
         log.step({"step": 0}, proposal(0, [True, False]))
     assert set(found(tmp_path)) == {"DL006"}
@@ -111,7 +111,7 @@ def lengths(folder: Path) -> list[int]:
 def test_acceptance_length_counts_the_bonus_and_not_what_lies_behind_a_stop(
     tmp_path: Path,
 ) -> None:
-    """C01, C07: [1,0,1,0] gives AL 2; [a,b,STOP,d,e] all accepted gives 3, no bonus."""
+    """[1,0,1,0] gives AL 2; [a,b,STOP,d,e] all accepted gives 3, no bonus."""
     stop = np.array([0, 0, 0, Excluded.AFTER_STOP, Excluded.AFTER_STOP])
     write_log(
         tmp_path,
@@ -159,7 +159,7 @@ def test_workloads_weigh_by_verification_and_by_request(tmp_path: Path) -> None:
 
 
 def test_a_request_without_a_draft_is_counted_and_left_out_of_means(tmp_path: Path) -> None:
-    """C21: one request ends at its first token."""
+    """One request ends at its first token."""
     with LogWriter(tmp_path, METADATA) as log:
         for request in (0, 1):
             log.request(request, group=f"g{request}", dataset="d", temperature=1.0)

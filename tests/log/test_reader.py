@@ -115,7 +115,7 @@ def test_a_file_is_not_a_log(run: Path) -> None:
         open_log(part(run))
 
 
-def test_nothing_given() -> None:
+def test_to_open_no_log_is_an_error() -> None:
     with pytest.raises(InputError, match="no log given"):
         open_log()
 
@@ -131,7 +131,7 @@ def test_an_optional_column_may_be_absent_and_others_are_dropped(run: Path) -> N
 
 
 def test_a_cut_part_is_named_and_the_rest_returned(run: Path) -> None:
-    """C61: parts 0, 1 good, part 2 cut by 100 bytes."""
+    """Parts 0, 1 good, part 2 cut by 100 bytes."""
     for number in (1, 2):
         shutil.copy(part(run), run / "drafts" / f"part-{number:05d}.parquet")
         moved = pl.read_parquet(part(run)).with_columns(pl.col("step") + 100 * number)

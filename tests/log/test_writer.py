@@ -21,6 +21,7 @@ from draftlab.log import writer
 from draftlab.log.checks import run_checks
 from draftlab.log.writer import LogWriter, LogWriteWarning
 from tests.logs import METADATA, proposal, write_log
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +140,7 @@ while True:
 
 
 def test_kill_at_any_instant_loses_at_most_the_open_part(tmp_path: Path) -> None:
-    root = str(__file__).rsplit("/tests/", 1)[0]
+    root = str(ROOT)
     generator = np.random.default_rng(5)
     for trial in range(10):
         folder = tmp_path / str(trial)

@@ -124,7 +124,7 @@ def test_budget_zero_is_plain_decoding() -> None:
     assert plan == Plan(0, "none", 1.0)
 
 
-def test_by_hand() -> None:
+def test_plans_by_hand() -> None:
     # (1 + 0.9) / 1.2 = 1.583 beats 1 / 1 and (1 + 0.9 + 0.1) / 1.4 = 1.429
     plan = plan_budget([0.1, 0.9], [1.0, 1.2, 1.4], num_sampling_requests=1)
     assert (plan.budget, plan.reason) == (1, "search")
@@ -137,7 +137,7 @@ def test_by_hand() -> None:
 
 
 def test_a_flat_table_verifies_everything_and_says_so() -> None:
-    """C55: cost 1 for all sizes, survivals [0.9, 0.1], one request."""
+    """Cost 1 for all sizes, survivals [0.9, 0.1], one request."""
     plan = plan_budget([0.9, 0.1], [1.0, 1.0, 1.0], num_sampling_requests=1)
     assert (plan.budget, plan.reason) == (2, "flat table")
 

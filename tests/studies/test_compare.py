@@ -98,7 +98,7 @@ def test_the_paired_interval_is_that_of_differences_by_prompt(tmp_path: Path) ->
 
 
 def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
-    """Case C18: at the same acceptance, the rate falls as K rises."""
+    """At the same acceptance, the rate falls as K rises."""
     a = make(tmp_path / "a", [0.6] * 8, K=4)
     b = make(tmp_path / "b", [0.6] * 8, K=8)
     result = compare(a, b)

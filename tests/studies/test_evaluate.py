@@ -72,9 +72,11 @@ def labels(rows: list[tuple[float, bool]], **columns: Any) -> list[dict[str, Any
 @pytest.mark.parametrize(
     ("accepted", "admitted", "survival"),
     [
-        pytest.param([True, False, None, None], 4, [1.0, 0.0, 0.0, 0.0], id="C01-rejection"),
-        pytest.param([True, True, None, None], 2, [1.0, 1.0, None, None], id="C03-trimmed"),
-        pytest.param([True, False, None, None], 2, [1.0, 0.0, None, None], id="C03-both"),
+        pytest.param([True, False, None, None], 4, [1.0, 0.0, 0.0, 0.0], id="behind-a-rejection"),
+        pytest.param([True, True, None, None], 2, [1.0, 1.0, None, None], id="trimmed"),
+        pytest.param(
+            [True, False, None, None], 2, [1.0, 0.0, None, None], id="rejected-and-trimmed"
+        ),
     ],
 )
 def test_unobserved_positions_are_not_rows(
@@ -98,7 +100,7 @@ def test_unobserved_positions_are_not_rows(
     assert rates["hidden_share"].to_list() == [float(not s) for s in sent]
 
 
-def test_c08_excluded_rows_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_excluded_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     kept = [(2.0, True)] * 100 + [(1.0, False)] * 10
     log = write_log(tmp_path, labels(kept), run="a", num_speculative_tokens=1)
     flagged = labels(
@@ -535,7 +537,7 @@ def test_a_cell_that_cannot_be_graded_is_named(tmp_path: Path) -> None:
     assert any("not graded" in note and "(greedy)" in note for note in result.notes)
 
 
-def test_c04_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
+def test_a_trimmed_log_is_refused_or_marked(tmp_path: Path) -> None:
     rows = [proposal(i, [i % 3 > 0, None], request=i % 7, admitted=[True, False],
                      verify_step=np.ma.array([i, 0], mask=[False, True]))
             for i in range(30)]  # fmt: skip
@@ -613,7 +615,7 @@ def test_the_trained_head_is_graded_as_it_is(tmp_path: Path) -> None:
 # --- writing
 
 
-def test_c45_what_is_undefined_is_null_in_strict_json(tmp_path: Path) -> None:
+def test_what_is_undefined_is_null_in_strict_json(tmp_path: Path) -> None:
     run = fresh(tmp_path / "log", num_positions=7)
     edit(run, "drafts", lambda rows: rows.filter(pl.col("position") < 5))
     result = evaluate(run, out=tmp_path, keep_predictions=True)

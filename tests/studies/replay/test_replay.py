@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,8 +17,11 @@ from draftlab.log.writer import LogWriter
 from draftlab.online.vllm import Constants
 from draftlab.studies.replay.replay import OFFLINE, ReplaySettings, replay
 from tests.logs import METADATA, proposal, write_log
+from tests.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SCENARIOS: dict[str, Any] = json.loads((GOLDEN / "constants.json").read_text())
 
 

@@ -199,7 +199,9 @@ def test_shares_of_the_achievable(found: Stability) -> None:
 # --- acceptance length and the second rank
 
 
-def test_c18_the_rate_falls_with_k_and_the_length_does_not(tmp_path: Path) -> None:
+def test_the_acceptance_rate_falls_with_k_and_the_length_does_not(
+    tmp_path: Path,
+) -> None:
     for K in (4, 8):
         labels: list[Any] = [True, True, False] + [None] * (K - 3)
         others: list[Any] = [True] * 2 + [False] + [None] * (K - 3)
@@ -212,7 +214,7 @@ def test_c18_the_rate_falls_with_k_and_the_length_does_not(tmp_path: Path) -> No
     assert overall["rate_compares_across_k"].to_list() == [False, False]
 
 
-def test_c20_c21_what_is_thrown_away_and_who_never_drafted(tmp_path: Path) -> None:
+def test_discarded_drafts_and_requests_without_drafts_are_counted_apart(tmp_path: Path) -> None:
     # 3 drafted and thrown away; 8 verified of which 6 accepted; a third request has no drafts
     thrown = proposal(0, [None] * 8, request=0, admitted=[False] * 8,
                       verify_step=np.ma.array(np.zeros(8, dtype=int), mask=[True] * 8))  # fmt: skip
