@@ -186,7 +186,9 @@ def coefficients(fit: Fit) -> np.ndarray[Any, Any]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.floats(-5, 5), st.floats(0.1, 10))
-def test_a_fit_ignores_order_and_scale_and_repeated_rows(seed: int, shift: float, scale: float) -> None:
+def test_a_fit_ignores_order_and_scale_and_repeated_rows(
+    seed: int, shift: float, scale: float
+) -> None:
     rows = random_rows(300, 3, seed=seed)
     feature, position, accepted = rows
     fit = fit_logistic(*rows, 3)
