@@ -14,7 +14,6 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from draftlab import metrics
 from draftlab.errors import InputError
-from draftlab.grading.folds import assign_folds
 from draftlab.metrics.intervals import auc_interval, mean_interval
 from draftlab.schema import Excluded
 from draftlab.studies.evaluate import TABLES, Evaluation, evaluate
@@ -391,15 +390,6 @@ def test_a_prompt_is_never_in_two_folds(crossed: Evaluation) -> None:
     assert by_dataset["group"].is_between(7, 9).all()  # 40 prompts of each dataset over 5 folds
     sizes = crossed.predictions["fold"].value_counts()["count"]
     assert sizes.max() < 1.05 * sizes.min()  # type: ignore[operator]
-
-
-def test_folds_ignore_the_order_of_rows() -> None:
-    rng = np.random.default_rng(0)
-    prompt = rng.integers(0, 30, 500)
-    dataset = prompt % 3
-    order = rng.permutation(500)
-    fold = assign_folds(dataset, prompt, 5)
-    np.testing.assert_array_equal(assign_folds(dataset[order], prompt[order], 5), fold[order])
 
 
 def test_two_runs_of_one_prompt_share_its_fold(tmp_path: Path) -> None:
