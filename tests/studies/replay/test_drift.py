@@ -25,8 +25,7 @@ from draftlab.studies.replay.drift import (
     drift,
     parse_scenario,
 )
-from draftlab.studies.replay.replay import ReplaySettings, replay
-from draftlab.studies.replay.sweep import parse_grid, sweep
+from draftlab.studies.replay.replay import ReplaySettings
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -185,36 +184,3 @@ def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) ->
     rows = opened.scan("drafts").sort("step", "slot", "position").collect()
     wanted = set(Smoother().add(rows).select("confidence", SMOOTHED).rows())
     assert set(frame.select("confidence", SMOOTHED).rows()) <= wanted
-
-
-def test_a_rivals_own_constant_is_swept(run: Path) -> None:
-    grid = parse_grid(["decay=0,0.9 damping=0,50"])
-    table = sweep([run], grid, processes=1)
-    assert table["estimator"].unique().to_list() == ["exp-decay"]
-    assert table.select("decay", "damping").rows() == [(0, 0), (0, 50), (0.9, 0), (0.9, 50)]
-    # Without memory the decayed rule is the shipped one.
-    settings = ReplaySettings(("vllm",), excluded=False)
-    vllm = replay(run, settings=settings).summary.filter(estimator="vllm")
-    assert table["log_loss"][1] == pytest.approx(vllm["log_loss"].item(), abs=1e-12)
-    with pytest.raises(InputError, match="vllm has no constant max_step: only limited has it"):
-        sweep([run], parse_grid(["max-step=1,2"]), estimator="vllm")
-
-
-def test_a_sweep_replays_every_combination(run: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    table = sweep(
-        [run],
-        parse_grid(["refit-interval=5,40", "damping=0,50"]),
-        on_done=lambda done, total: seen.append((done, total)),
-    )
-    combinations = table.select("refit_interval", "damping").rows()
-    assert combinations == [(5.0, 0.0), (5.0, 50.0), (40.0, 0.0), (40.0, 50.0)]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert table["refits"][0] > table["refits"][2]
-    assert (table["regret"] > 0).all()
-
-
-@pytest.mark.parametrize("text", ["damping", "speed=3", "ridge=a,b"])
-def test_a_bad_grid_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="sweep"):
-        parse_grid([text])

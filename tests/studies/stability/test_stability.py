@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pytest
-import statsmodels.api as sm
 from polars.testing import assert_frame_equal
 from scipy.special import expit
 from sklearn.metrics import log_loss
 
 from draftlab.errors import InputError
 from draftlab.predictors.logistic import fit_logistic
-from draftlab.predictors.several import fit_several
 from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.studies.stability.stability import TABLES, Stability, stability
-from draftlab.studies.stability.stationarity import change_table, holm
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -135,47 +132,6 @@ def test_more_labels_help_until_they_do_not(found: Stability, evaluation: Evalua
 # --- several features
 
 
-def test_several_features_equal_statsmodels() -> None:
-    rng = np.random.default_rng(0)
-    features, position = rng.normal(size=(3000, 3)) * [1, 10, 0.1], rng.integers(0, 3, 3000)
-    accepted = rng.random(3000) < expit(features @ [0.5, -0.1, 3.0] + position - 1)
-    fit = fit_several(features, position, accepted, 4)
-    design = np.column_stack([features, position[:, None] == np.arange(3)])
-    other = sm.Logit(accepted.astype(float), design).fit(disp=False, tol=1e-12)
-    np.testing.assert_allclose(fit.weights, other.params[:3], atol=1e-6)
-    np.testing.assert_allclose(fit.intercepts[:3], other.params[3:], atol=1e-6)
-    assert np.isnan(fit.intercepts[3])
-    assert fit.status == "converged"
-    one = fit_logistic(features[:, 0], position, accepted, 4)
-    same = fit_several(features[:, :1], position, accepted, 4)
-    assert same.weights[0] == pytest.approx(one.slope, abs=1e-6)
-
-
-def test_a_start_saves_steps_and_changes_nothing() -> None:
-    rng = np.random.default_rng(1)
-    features, position = rng.normal(size=(3000, 2)) * [1, 10], rng.integers(0, 3, 3000)
-    accepted = rng.random(3000) < expit(features @ [0.5, -0.1] + position - 1)
-    cold = fit_several(features, position, accepted, 4)
-    near = fit_several(features[300:], position[300:], accepted[300:], 4)
-    warm = fit_several(features, position, accepted, 4, start=near)
-    np.testing.assert_allclose(warm.weights, cold.weights, atol=1e-9)
-    np.testing.assert_allclose(warm.intercepts, cold.intercepts, atol=1e-9)
-    assert warm.iterations < cold.iterations
-
-
-def test_separable_features_are_named_and_held() -> None:
-    features = np.array([[-2.0], [-1], [1], [2]])
-    fit = fit_several(features, np.zeros(4, dtype=int), features[:, 0] > 0, 1)
-    assert fit.status == "separable"
-    assert np.isfinite(fit.weights).all()
-    with pytest.raises(ValueError, match="must be finite"):
-        fit_several(features * np.nan, np.zeros(4, dtype=int), features[:, 0] > 0, 1)
-    with pytest.raises(ValueError, match="without rows"):
-        fit_several(features[:0], np.zeros(0, dtype=int), features[:0, 0] > 0, 1)
-    with pytest.raises(ValueError, match="wanted"):
-        fit_several(features, np.zeros(3, dtype=int), features[:, 0] > 0, 1)
-
-
 def test_what_says_nothing_new_gains_nothing(found: Stability) -> None:
     gains = dict(found.feature_sets.select("features", "log_loss_gain").rows())
     assert gains["logit_qmax"] == 0.0
@@ -254,40 +210,6 @@ def test_no_rank_no_table(found: Stability) -> None:
 
 
 # --- drift
-
-
-def drifting(rng: np.random.Generator, shift: float) -> pl.DataFrame:
-    """Test one log of 60 requests with effects of their own; position 1 shifts halfway."""
-    n = 60 * 40
-    group, position = np.repeat(np.arange(60), 40), np.tile(np.arange(2), n // 2)
-    late = group >= 30
-    # the feature itself drifts too: held fixed, that is no drift of acceptance
-    feature = rng.normal(0.5, 1.5, n) + 0.7 * late
-    effect = 0.5 * rng.normal(size=60)[group]
-    accepted = rng.random(n) < expit(0.6 * feature + effect + shift * late * (position == 1))
-    fit = fit_logistic(feature, position, accepted, 2)
-    return change_table(feature, position, accepted, late, group, fit)
-
-
-def test_a_shift_is_found_where_it_is() -> None:
-    table = drifting(np.random.default_rng(0), 1.0)
-    assert table["position"].to_list() == [None, 0, 1]
-    assert table["changed"].to_list() == [True, False, True]
-    assert table["shift_low"][2] < 1.0 < table["shift_high"][2]
-    assert table["n_early"].to_list() == [1200, 600, 600]
-
-
-def test_without_a_shift_little_is_found() -> None:
-    rng = np.random.default_rng(1)
-    p_values = np.array([drifting(rng, 0.0)["p_value"].to_numpy() for _ in range(300)])
-    share = (p_values < 0.05).mean(axis=0)
-    assert (share < 0.09).all()
-    assert (share > 0.02).all()
-
-
-def test_holm_by_hand() -> None:
-    assert holm(np.array([0.04, 0.001, 0.02]), 0.05).tolist() == [True, True, True]
-    assert holm(np.array([0.06, 0.001, 0.03]), 0.05).tolist() == [False, True, False]
 
 
 def test_synthetic_logs_do_not_drift(found: Stability) -> None:
