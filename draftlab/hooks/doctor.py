@@ -279,7 +279,7 @@ def _notes(config: dict[str, Any], facts: Facts, environment: Mapping[str, str])
     if facts.adaptive:
         notes.append(
             "adaptive verification hides rows by the live prediction: the log carries a "
-            "'selected' mark"
+            "'trimmed' mark"
         )
     if facts.confidence_head:
         notes.append("with a confidence head in the checkpoint; without one the estimator runs")
