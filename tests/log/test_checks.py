@@ -16,7 +16,7 @@ from draftlab.log.checks import CHECKS, run_checks
 from draftlab.log.summary import inspect_log, proposals, workloads
 from draftlab.log.writer import LogWriter
 from draftlab.schema import Excluded
-from tests.logs import METADATA, proposal, write_log
+from tests.logs import METADATA, proposal, until_rejection, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,3 +175,15 @@ def test_inspection_is_strict_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary, allow_nan=False))["runs"][0]["rows"]["drafts"] == 2
     assert summary["runs"][0]["workloads"][0]["acceptance_length"] is None
     assert pl.DataFrame(summary["runs"][0]["workloads"]).height == 1
+
+
+def test_a_declared_k_below_that_of_the_drafts_is_an_error(tmp_path: Path) -> None:
+    """Model-Optimizer #2247: lengths 1 to 5, ten of each, under a declared K of 2."""
+    ends = [end for end in range(5) for _ in range(10)]
+    rows = [proposal(i, until_rejection(end, 4)) for i, end in enumerate(ends)]
+    log = open_log(write_log(tmp_path, rows, num_speculative_tokens=2))
+    [finding] = [f for f in run_checks(log) if f.code == "DL014"]
+    assert finding.severity == "error"
+    assert "2.4 within the declared K, 3 measured" in finding.message
+    honest = open_log(write_log(tmp_path, rows, num_speculative_tokens=4, run="honest"))
+    assert not [f for f in run_checks(honest) if f.code == "DL014"]
