@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from draftlab.studies.evaluate import Evaluation
 
+pytestmark = pytest.mark.slow  # evaluates the 62,000 rows of the sample twice
+
 MONOTONE = ("log_qmax", "loglog_qmax", "logit_qmax")
 
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pytest
 
-from draftlab import open_log
+from draftlab import evaluate, open_log, replay
 from draftlab.errors import InputError
 from draftlab.log import reader
 from draftlab.log.checks import run_checks
 from draftlab.log.reader import find_parts
 from draftlab.reporting import run_studies
-from draftlab.reporting.render import make_report
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -161,12 +160,16 @@ def test_a_run_is_opened_again_by_its_path(tmp_path: Path, monkeypatch: pytest.M
     assert find_parts(remote.path, "nothing") == []
 
 
-def test_a_report_of_a_remote_log_opens_it_in_both_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_studies_of_a_remote_log_open_it_in_both_processes(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synth_log(tmp_path, num_requests=30)
     monkeypatch.setattr(reader, "_uri", lambda path, _: f"file://{path}")
     monkeypatch.setattr(run_studies, "_WORTH_A_PROCESS", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    content, _ = make_report(open_log(f"file://{tmp_path}"))
-    assert {"replay", "audit"} <= {part["id"] for part in content["sections"]}
+    log = open_log(f"file://{small_run}")
+    studies = run_studies.gather(log, run_studies.EvaluateOptions())
+    here = evaluate(small_run)
+    assert studies.evaluation.metrics.equals(here.metrics)
+    assert studies.replay.summary["n"].to_list() == replay(small_run).summary["n"].to_list()
+    assert studies.audit is not None

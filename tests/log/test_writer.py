@@ -90,11 +90,10 @@ def test_a_slow_disk_drops_whole_proposals_and_never_blocks(
     monkeypatch.setattr(writer, "_write_parquet", slow)
     log = LogWriter(tmp_path, METADATA, rows_per_part=2, max_pending_rows=6)
     log.request(0, group="g", dataset="d", temperature=1.0)
-    started = time.monotonic()
-    for step in range(50):
+    for step in range(50):  # a step that waited for the disk would never return
         log.step({"step": step}, proposal(step, [True, False]))
         time.sleep(0.002)
-    assert time.monotonic() - started < 2
+    assert not gate.is_set()
     gate.set()
     with pytest.warns(LogWriteWarning, match="proposals dropped"):
         log.close()
@@ -139,6 +138,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_at_any_instant_loses_at_most_the_open_part(tmp_path: Path) -> None:
     root = str(ROOT)
     generator = np.random.default_rng(5)

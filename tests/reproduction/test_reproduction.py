@@ -23,6 +23,8 @@ import study
 if TYPE_CHECKING:
     from study import Study
 
+pytestmark = pytest.mark.slow  # claims are judged on whole studies
+
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Study:

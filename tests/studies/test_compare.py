@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synth_log(tmp_path_factory.mktemp("a"), num_requests=60)
-
-
-@pytest.fixture(scope="module")
-def itself(synthetic: Path) -> Comparison:
-    return compare(synthetic, synthetic)
+def itself(small_run: Path) -> Comparison:
+    return compare(small_run, small_run)
 
 
 def make(folder: Path, rates: list[float], *, K: int = 2, seed: int = 0, **metadata: Any) -> Path:
@@ -59,8 +54,8 @@ def test_a_log_against_itself_differs_in_nothing(itself: Comparison) -> None:
         assert known["paired"].all()
 
 
-def test_numbers_are_those_of_the_evaluation(synthetic: Path, itself: Comparison) -> None:
-    wanted = evaluate(synthetic).metrics.filter(scope="overall")
+def test_numbers_are_those_of_the_evaluation(small_run: Path, itself: Comparison) -> None:
+    wanted = evaluate(small_run).metrics.filter(scope="overall")
     for metric in ("auc", "log_loss", "brier", "mean_prediction"):
         own = itself.predictors.filter(metric=metric)
         other = wanted.filter(pl.col("predictor").is_in(own["predictor"].implode()))

@@ -167,9 +167,9 @@ def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
     assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
 
 
-def test_one_workload_is_no_scenario(tmp_path: Path) -> None:
+def test_one_workload_is_no_scenario(small_run: Path) -> None:
     with pytest.raises(InputError, match="needs two workloads with labels, found 1"):
-        default_scenario(synth_log(tmp_path, num_requests=10))
+        default_scenario(small_run)
 
 
 def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) -> None:

@@ -288,13 +288,12 @@ def test_every_estimator_runs_and_is_prequential(tmp_path: Path) -> None:
     assert result.summary.filter(estimator=OFFLINE)["regret"].item() == 0
 
 
-def test_the_offline_fit_is_the_evaluations(tmp_path: Path) -> None:
+def test_the_offline_fit_is_the_evaluations(small_run: Path) -> None:
     from draftlab import evaluate
-    from draftlab.synth import synth_log
 
-    folder = synth_log(tmp_path, num_requests=60)
-    graded = evaluate(folder, predictors=["logit_qmax"], in_sample=True).metrics
-    offline = replay(folder, settings=ReplaySettings(("vllm",))).summary.filter(estimator=OFFLINE)
+    graded = evaluate(small_run, predictors=["logit_qmax"], in_sample=True).metrics
+    settings = ReplaySettings(("vllm",))
+    offline = replay(small_run, settings=settings).summary.filter(estimator=OFFLINE)
     wanted = graded.filter(scope="overall")
     assert offline["n"].item() == wanted["n"].item()
     assert offline["log_loss"].item() == pytest.approx(wanted["log_loss"].item(), abs=1e-9)

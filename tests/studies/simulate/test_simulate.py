@@ -384,6 +384,7 @@ def test_policies_are_documented() -> None:
     assert Job(POLICIES["av"], "qmax", None).name == "av/qmax"
 
 
+@pytest.mark.slow
 def test_sts_heals_an_overconfident_head_and_never_sees_its_own_fold(tmp_path: Path) -> None:
     """A head three times too sure: the temperatures found are 3, and other folds' labels alone."""
     rng = np.random.default_rng(3)

@@ -14,25 +14,23 @@ from sklearn.metrics import log_loss
 
 from draftlab.errors import InputError
 from draftlab.predictors.logistic import fit_logistic
-from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.studies.stability.stability import TABLES, Stability, stability
-from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATASETS = {"easy": 0.8, "plain": 0.0, "hard": -0.8}
+    from draftlab.studies.evaluate import Evaluation
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synth_log(tmp_path_factory.mktemp("log"), num_requests=240, datasets=DATASETS)
+def run(synthetic_run: Path) -> Path:
+    return synthetic_run
 
 
 @pytest.fixture(scope="module")
-def evaluation(run: Path) -> Evaluation:
-    return evaluate(run, keep_predictions=True)
+def evaluation(synthetic_evaluation: Evaluation) -> Evaluation:
+    return synthetic_evaluation
 
 
 @pytest.fixture(scope="module")
