@@ -28,11 +28,13 @@ def test_items_come_in_order_from_another_process() -> None:
         assert next(others) != os.getpid()
 
 
+@pytest.mark.slow
 def test_an_item_is_there_before_the_last_one_is_made() -> None:
     with stream_process(_wait_behind_first) as items:
         assert next(items) == "first"
 
 
+@pytest.mark.slow
 def test_what_the_function_raises_is_raised_behind_its_items() -> None:
     with stream_process(_fail_behind, 2) as items:
         assert [next(items), next(items)] == [0, 1]
@@ -40,11 +42,13 @@ def test_what_the_function_raises_is_raised_behind_its_items() -> None:
             next(items)
 
 
+@pytest.mark.slow
 def test_what_it_prints_does_not_spoil_the_items() -> None:
     with stream_process(_print_between) as items:
         assert list(items) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_early_is_an_error() -> None:
     with (
         stream_process(_exit_behind_one) as items,
@@ -53,6 +57,7 @@ def test_a_process_that_ends_early_is_an_error() -> None:
         assert list(items) == [1]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_caller_ends_the_process(tmp_path: Path) -> None:
     """It is ended, not waited for: it never comes to its last line."""
     seen: list[int] = []

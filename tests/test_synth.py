@@ -157,6 +157,7 @@ def test_an_acceptance_length_that_no_k_allows_is_refused(tmp_path: Path, length
         synth_log(tmp_path, num_positions=7, acceptance_length=length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", [0.0, 1.0])
 def test_the_shift_meets_the_length_under_request_effects_too(
     tmp_path: Path, effect: float

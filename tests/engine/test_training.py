@@ -100,6 +100,7 @@ def test_a_mismatch_weight_shifts_the_log_odds_by_its_logarithm(
     np.testing.assert_allclose(shift, -np.log(weight), atol=0.05)
 
 
+@pytest.mark.slow
 def test_hidden_units_follow_what_no_line_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_BATCH", 64)  # as many steps as a longer run has
     given, logit = examples("bent")
@@ -112,6 +113,7 @@ def test_hidden_units_follow_what_no_line_can(monkeypatch: pytest.MonkeyPatch) -
     assert found[0] < 0.5 < 0.9 < found[1]
 
 
+@pytest.mark.slow
 def test_a_cautious_head_of_layers_predicts_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_BATCH", 64)
     given, _ = examples("bent")
@@ -120,6 +122,7 @@ def test_a_cautious_head_of_layers_predicts_less(monkeypatch: pytest.MonkeyPatch
     assert gap.mean() == pytest.approx(np.log(6.0), abs=0.4)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_leaves_that_of_the_process_alone() -> None:
     given, _ = examples("bent")
     torch.manual_seed(1)

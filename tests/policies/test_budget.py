@@ -43,6 +43,7 @@ def brute_force(survivals: Any, costs: Any, base: int) -> float:
     return float(max(rates))
 
 
+@pytest.mark.slow
 @settings(max_examples=3000, deadline=None)
 @given(batches())
 def test_the_rule_is_the_best_of_all_prefixes(batch: Any) -> None:
@@ -66,6 +67,7 @@ def slow_allocate(survivals: Any, budget: int) -> list[int]:
     return lengths
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(batches(), st.integers(0, 12))
 def test_allocation_is_the_stable_order(batch: Any, budget: int) -> None:

@@ -108,6 +108,7 @@ def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
     assert rates.filter(pl.col("position") >= 0)["comparable"].all()
 
 
+@pytest.mark.slow
 def test_what_differs_is_said_first(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [0.5] * 6, seed=1)
     b = make(tmp_path / "b", [0.8] * 6, seed=2, drafter="other", device="cuda")
@@ -138,6 +139,7 @@ def test_other_prompts_are_not_paired(tmp_path: Path) -> None:
     assert not result.predictors["paired"].any()
 
 
+@pytest.mark.slow
 def test_several_cells_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "log", [0.5] * 6, K=2, run="one")
     make(tmp_path / "log", [0.5] * 6, K=3, run="two", seed=3)
@@ -145,6 +147,7 @@ def test_several_cells_are_refused(tmp_path: Path) -> None:
         compare(tmp_path / "log", tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_predictors_are_compared_at_the_positions_of_both(tmp_path: Path) -> None:
     """A floor by position would else win for nothing but having more positions."""
     a = make(tmp_path / "a", [0.6] * 8, K=4)
@@ -163,6 +166,7 @@ def test_predictors_are_compared_at_the_positions_of_both(tmp_path: Path) -> Non
     assert overall["difference"].to_list() == [None]
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_it_is_of(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [0.5] * 6, run="one")
     b = make(tmp_path / "b", [0.6] * 6, run="two", seed=1)

@@ -312,6 +312,7 @@ def test_monotone_features_agree_exactly_within_a_position(tmp_path: Path, in_sa
             np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.slow
 def test_coefficients_recover_the_truth(tmp_path: Path) -> None:
     truth = [0.6, 1.0, 0.5, 0.0, -0.5]
     run = synth_log(
@@ -436,6 +437,7 @@ def test_few_groups_make_few_folds(tmp_path: Path) -> None:
 # --- cells
 
 
+@pytest.mark.slow
 def test_runs_of_one_cell_are_pooled(tmp_path: Path) -> None:
     runs = [fresh(tmp_path, seed=seed) for seed in (1, 2)]
     alone = [only(evaluate(run), "logit_qmax")["n"] for run in runs]
@@ -468,6 +470,7 @@ def test_copies_of_tensor_parallel_ranks_are_refused(tmp_path: Path) -> None:
     assert only(evaluate(tmp_path / "replicas"), "constant")["n_prompts"] == 80
 
 
+@pytest.mark.slow
 def test_pooling_is_asked_for(tmp_path: Path) -> None:
     fresh(tmp_path, run="short", num_positions=2)
     fresh(tmp_path, run="greedy", num_positions=4, drafting="greedy", seed=1)
@@ -486,6 +489,7 @@ def test_pooling_is_asked_for(tmp_path: Path) -> None:
     assert sum(rates) == n
 
 
+@pytest.mark.slow
 def test_pooling_runs_that_differ_in_k_only_is_said(tmp_path: Path) -> None:
     fresh(tmp_path, run="short", num_positions=2)
     fresh(tmp_path, run="long", num_positions=4, seed=1)

@@ -55,10 +55,23 @@ def test_holm_by_hand() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_is_statsmodels(p_values: list[float]) -> None:
-    found = holm(np.array(p_values), 0.05)
+def test_holm_rejects_what_its_adjusted_p_values_do(p_values: list[float]) -> None:
+    """Adjusted: the largest so far of (m - rank) p, by rising p."""
+    p = np.array(p_values)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
+    found = holm(p, 0.05)
+    sure = np.abs(adjusted - 0.05) > 1e-12  # where rounding does not decide
+    np.testing.assert_array_equal(found[sure], (adjusted <= 0.05)[sure])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_holm_is_statsmodels(seed: int) -> None:
+    p_values = np.random.default_rng(seed).beta(0.2, 2.0, 10)
     wanted, *_ = multipletests(p_values, alpha=0.05, method="holm")
-    assert found.tolist() == wanted.tolist()
+    assert holm(p_values, 0.05).tolist() == wanted.tolist()
+    assert 0 < wanted.sum() < 10
 
 
 def test_the_score_is_what_a_projection_leaves_of_it() -> None:
