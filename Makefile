@@ -59,9 +59,9 @@ live-check: install ## Simulated against live adaptive verification, 320 request
 	rm -rf reports/logs/off reports/logs/live
 	$(BIN)/draftlab collect --out reports/logs/off --max-new-tokens 24 --head none
 	$(BIN)/draftlab collect --out reports/logs/live --max-new-tokens 24 --head none --seed 1 \
-		--adaptive-verification logit_qmax --cost reproduction/live-cost.json --coefficients reports/logs/off
-	$(BIN)/draftlab simulate reports/logs/off --cost reproduction/live-cost.json --predictor logit_qmax \
-		--concurrency 64 --live reports/logs/live | tee reports/reproduction/live-check.txt
+		--adaptive-verification logit_qmax --cost reproduction/live-cost.json --fit-on reports/logs/off
+	$(BIN)/draftlab trimming-check reports/logs/off reports/logs/live \
+		--cost reproduction/live-cost.json | tee reports/reproduction/live-check.txt
 
 conformance: install ## Check the engine against transformers, and the hook against real vLLM
 	$(BIN)/python -m pytest tests/conformance/test_transformers.py

@@ -33,7 +33,7 @@ import polars as pl
 from draftlab.log.reader import open_log
 from draftlab.online.estimator import Labels, probability
 from draftlab.online.vllm import VllmEstimator
-from draftlab.studies.replay.replay import ReplaySettings, replay
+from draftlab.studies.replay.replay import replay
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def main() -> None:
             # In a process of its own: its memory is not the replay's.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 pool.submit(_make_log, folder, arguments.labelled).result()
-        settings = ReplaySettings(("vllm",), offline=False)
-        whole = _time(lambda: replay(folder, settings=settings), arguments.repeats)
+        whole = _time(lambda: replay(folder, estimators="vllm", offline=False), arguments.repeats)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         rows = open_log(folder).runs[0].rows["drafts"]
         labels = _read(folder)

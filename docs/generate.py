@@ -7,7 +7,6 @@ Run: python docs/generate.py
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
@@ -21,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import typer.main
 
+import draftlab
 from draftlab import schema
 from draftlab.cli import app
+from draftlab.studies import result_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,16 +40,6 @@ MARK = re.compile(
 )
 """Kind, argument and what stands there; a mark without its end is none."""
 WIDTH = 140
-RESULTS = {
-    "evaluate": "draftlab.studies.evaluate.Evaluation",
-    "stability": "draftlab.studies.stability.stability.Stability",
-    "calibrate": "draftlab.studies.calibrate.Calibration",
-    "replay": "draftlab.studies.replay.replay.Replay",
-    "replay-drift": "draftlab.studies.replay.drift.Drift",
-    "simulate": "draftlab.studies.simulate.simulate.Simulation",
-    "audit": "draftlab.studies.audit.audit.Audit",
-}
-"""The result class behind each folder of tables that a command writes."""
 
 
 class Part(NamedTuple):
@@ -147,19 +138,11 @@ def default_of(param: Any) -> str:
 
 
 def list_results(name: str) -> str:
-    """Say what the tables of a command's result hold, from the docstrings of its class."""
-    path, _, cls = RESULTS[name].rpartition(".")
-    module = importlib.import_module(path)
-    [node] = ast.parse(inspect.getsource(getattr(module, cls))).body
-    assert isinstance(node, ast.ClassDef)
-    found = []
-    for field, doc in zip(node.body, node.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or "DataFrame" not in ast.unparse(field.annotation):
-            continue
-        assert isinstance(doc, ast.Expr)
-        text = " ".join(ast.literal_eval(doc.value).split())
-        found.append(f"**`{ast.unparse(field.target)}`**: {follow(text, module)}\n")
-    return "\n".join(found)
+    """Say what the tables of a command's result hold."""
+    found = result_class(name)
+    module = sys.modules[found.__module__]
+    meanings = found.meanings().items()
+    return "\n".join(f"**`{table}`**: {follow(text, module)}\n" for table, text in meanings)
 
 
 def follow(text: str, module: ModuleType) -> str:
@@ -286,15 +269,72 @@ def list_costs(_: str) -> str:
 
 
 def list_layers(_: str) -> str:
-    """Return the layers that the test of imports holds."""
-    tree = ast.parse((ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8"))
-    [layers] = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "LAYERS" and node.value
+    """Return the floors that the arrows of the test of imports make."""
+    spec = importlib.util.spec_from_file_location("arrows", ROOT / "tests/test_architecture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    arrows = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(arrows)
+    allowed: dict[str, set[str]] = arrows.MAY_IMPORT
+
+    @functools.cache
+    def floor(part: str) -> int:
+        above = [other for other, imported in allowed.items() if part in imported]
+        return 1 + max(map(floor, above), default=0)
+
+    floors: dict[int, list[str]] = {}
+    for part in allowed:
+        floors.setdefault(floor(part), []).append(f"`{part}`")
+    rows = [(level, ", ".join(parts)) for level, parts in sorted(floors.items())]
+    return table(("layer", "parts"), rows)
+
+
+# ---------------------------------------------------------------- Python
+
+
+def list_api(_: str) -> str:
+    """Return the public functions with their signatures and docstrings, as Markdown."""
+    names = [name for name in draftlab.__all__ if name not in ("__version__", "metrics")]
+    parts = [describe_api(f"draftlab.{name}", getattr(draftlab, name)) for name in names]
+    metrics = [
+        describe_api(f"draftlab.metrics.{name}", getattr(draftlab.metrics, name))
+        for name in ("auc", "log_loss", "brier", "ece", "smooth_ece")
     ]
-    rows = enumerate((", ".join(f"`{part}`" for part in layer) for layer in layers), start=1)
-    return table(("layer", "modules"), rows)
+    return "\n".join([*parts, *metrics])
+
+
+def describe_api(name: str, entry: Any) -> str:
+    signature = inspect.signature(entry)
+    arguments = [re.sub(r"'", "", str(value)) for value in signature.parameters.values()]
+    marked = [f"    {argument}," for argument in arguments]
+    returns = signature.return_annotation
+    ends = f") -> {returns}" if isinstance(returns, str) else ")"
+    code = "\n".join([f"{name}(", *marked, ends]) if marked else f"{name}()"
+    text = describe_docstring(inspect.cleandoc(entry.__doc__ or ""))
+    return f"## {name}\n\n```python\n{code}\n```\n\n{text}\n"
+
+
+def describe_docstring(text: str) -> str:
+    """Return a numpydoc docstring as Markdown: sections in bold, entries as lists."""
+    parts = re.split(r"^(\w[\w ]*)\n-{3,}\n", text, flags=re.MULTILINE)
+    lines = [parts[0].strip(), ""]
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        lines += [f"**{title}**", ""]
+        if title == "Examples":
+            lines += ["```python", body.strip(), "```", ""]
+        else:
+            lines += [*describe_entries(body.strip()), ""]
+    return re.sub(r"``(.+?)``", r"`\1`", "\n".join(lines)).strip()
+
+
+def describe_entries(body: str) -> list[str]:
+    entries: list[str] = []
+    for line in body.splitlines():
+        if line and not line.startswith(" "):
+            entries.append(f"- `{line}`")
+        elif line.strip():
+            entries[-1] += f"{':' if entries[-1].endswith('`') else ''} {line.strip()}"
+    return entries
 
 
 # ---------------------------------------------------------------- published tables
@@ -330,6 +370,7 @@ KINDS: dict[str, Callable[[str], str]] = {
     "estimators": list_estimators,
     "policies": list_policies,
     "costs": list_costs,
+    "api": list_api,
     "layers": list_layers,
     "published": list_published,
     "verdicts": show_verdicts,

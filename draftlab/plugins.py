@@ -13,7 +13,7 @@ from draftlab.predictors.baselines import PREDICTORS, Predictor
 from draftlab.predictors.logistic import fit_logistic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from draftlab._types import BoolArray, FloatArray
 
@@ -40,6 +40,24 @@ class Plugin:
             for name, feature in self.features.items()
         }
         return PREDICTORS | of_features | self.predictors
+
+    def choose_predictors(self, names: Sequence[str] | None) -> list[Predictor]:
+        """Return the predictors of these names, all that are known for None.
+
+        Raises
+        ------
+        InputError
+            A name is unknown, or none is given.
+        """
+        known = self.known_predictors()
+        if names is None:
+            return list(known.values())
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(known)}")
+        if not names:
+            raise InputError(f"no predictor named; known: {', '.join(known)}")
+        return [known[name] for name in dict.fromkeys(names)]
 
 
 def load_plugins(*paths: str | Path) -> Plugin:
@@ -72,6 +90,15 @@ def load_plugins(*paths: str | Path) -> Plugin:
         _merge(predictors, tables.get("PREDICTORS", {}), Predictor, path, taken)
         _merge(metrics, tables.get("METRICS", {}), None, path, set())
     return Plugin(features, predictors, metrics, tuple(map(str, paths)))
+
+
+def as_plugin(plugin: Plugin | str | Path | Sequence[str | Path] | None) -> Plugin:
+    """Return a plugin as it is, and that of one file or several; an empty one for None."""
+    if plugin is None:
+        return Plugin()
+    if isinstance(plugin, Plugin):
+        return plugin
+    return load_plugins(*([plugin] if isinstance(plugin, str | Path) else plugin))
 
 
 def _run(path: Path) -> dict[str, Any]:

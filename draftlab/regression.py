@@ -27,8 +27,9 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Parameters
     ----------
-    position_column : int or None
-        Index of the column of X that holds the position k (whole numbers); None: one intercept.
+    position_column : int, str or None
+        Index of the column of X that holds the position k (whole numbers), or its name in a data
+        frame; None: one intercept.
     slope_per_position : bool
         One slope per position instead of a shared one; needs a single feature.
 
@@ -60,7 +61,7 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     """
 
     def __init__(
-        self, position_column: int | None = None, slope_per_position: bool = False
+        self, position_column: int | str | None = None, slope_per_position: bool = False
     ) -> None:
         self.position_column = position_column
         self.slope_per_position = slope_per_position
@@ -136,8 +137,27 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _split(self, X: FloatArray) -> tuple[FloatArray, IntArray]:
         if self.position_column is None:
             return X, np.zeros(len(X), dtype=np.int64)
-        column = X[:, self.position_column]
+        index = self._position_index()
+        column = X[:, index]
         position = column.astype(np.int64)
         if not np.array_equal(position, column):
-            raise ValueError(f"column {self.position_column} must hold whole numbers: positions")
-        return np.delete(X, self.position_column, axis=1), position
+            raise ValueError(
+                f"column {self.position_column} must hold whole numbers, the positions; scale the "
+                "features alone: ColumnTransformer(..., remainder='passthrough')"
+            )
+        return np.delete(X, index, axis=1), position
+
+    def _position_index(self) -> int:
+        """Return where the positions stand in X."""
+        if isinstance(self.position_column, str):
+            names = list(getattr(self, "feature_names_in_", ()))
+            if self.position_column not in names:
+                found = f"its columns are {names}" if names else "it has no column names"
+                raise ValueError(f"X has no column {self.position_column!r}: {found}")
+            return names.index(self.position_column)
+        index = int(self.position_column or 0)
+        if not -self.n_features_in_ <= index < self.n_features_in_:
+            raise ValueError(
+                f"position_column {index} lies outside X, which has {self.n_features_in_} columns"
+            )
+        return index

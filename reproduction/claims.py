@@ -19,7 +19,7 @@ from study import Coefficients, Study, correlations
 
 from draftlab.metrics.intervals import mean_interval
 from draftlab.published import PUBLISHED
-from draftlab.reporting.tables import label, of_cell
+from draftlab.reporting.labels import label, of_cell
 from draftlab.studies.audit.audit import audit
 from draftlab.studies.replay.drift import RECOVERED
 

@@ -23,14 +23,13 @@ from study import MODEL_COST, Study, synthetic
 from draftlab import published
 from draftlab.log.files import write_text
 from draftlab.published import PUBLISHED
+from draftlab.reporting.labels import CellKey, of_cell
 from draftlab.reporting.render import report
 from draftlab.reporting.tables import (
-    CellKey,
     by_position,
     describe,
     headline_table,
     markdown_table,
-    of_cell,
     workload_table,
 )
 from draftlab.studies.audit.audit import audit

@@ -14,12 +14,10 @@ from draftlab import evaluate, simulate
 from draftlab.features import clamp
 from draftlab.log.reader import open_log
 from draftlab.metrics import correlation
-from draftlab.policies.cost import find_cost
 from draftlab.predictors.logistic import fit_logistic
-from draftlab.reporting.tables import CellKey, cells
-from draftlab.studies.replay.drift import Drift, drift, parse_scenario
+from draftlab.reporting.labels import CellKey, cells
+from draftlab.studies.replay.drift import HARDEST, Drift, drift
 from draftlab.studies.replay.replay import Replay, replay
-from draftlab.studies.simulate.simulate import cost_of_log
 from draftlab.studies.stability.stability import Stability, stability
 from draftlab.synth import synth_log
 
@@ -62,8 +60,8 @@ class Study:
 
     name: str
     log: Path
-    scenario: str = ""
-    """Of the drift experiment; the default one unless told."""
+    scenario: str = HARDEST
+    """Of the drift experiment."""
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -88,19 +86,17 @@ class Study:
 
     @cached_property
     def drift(self) -> Drift:
-        return drift(self.log, parse_scenario(self.scenario) if self.scenario else None)
+        return drift(self.log, self.scenario)
 
     @cached_property
     def modelled(self) -> Simulation:
-        cost = find_cost(MODEL_COST)
         return simulate(
-            self.log, cost, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False
+            self.log, MODEL_COST, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False
         )
 
     @cached_property
     def measured(self) -> Simulation:
-        cost = cost_of_log(self.log)
-        return simulate(self.log, cost, policies=POLICIES, concurrencies=(64,), regret=False)
+        return simulate(self.log, "log", policies=POLICIES, concurrencies=(64,), regret=False)
 
     @cached_property
     def acceptance_by_position(self) -> np.ndarray[Any, Any]:

@@ -111,14 +111,23 @@ def report_log(shared_folder: Path) -> DraftLog:
 
 
 @pytest.fixture(scope="session")
-def report_studies(report_log: DraftLog, shared_folder: Path) -> Studies:
-    """Return every study of the log that a report shows."""
-    from draftlab.reporting.run_studies import EvaluateOptions, gather
+def report_evaluation(report_log: DraftLog, shared_folder: Path) -> Evaluation:
+    """Return its evaluation, all that most figures and tables need."""
     from draftlab.studies.evaluate import evaluate
 
+    return once(shared_folder, "report-evaluation", lambda: evaluate(report_log))
+
+
+@pytest.fixture(scope="session")
+def report_studies(
+    report_log: DraftLog, report_evaluation: Evaluation, shared_folder: Path
+) -> Studies:
+    """Return every study of the log that a report shows."""
+    from draftlab.reporting.run_studies import EvaluateOptions, plan, run_missing_studies
+
     def make() -> Studies:
-        evaluation = evaluate(report_log, keep_predictions=True)
-        return gather(report_log, EvaluateOptions(), evaluation=evaluation)
+        calls = plan(EvaluateOptions())
+        return run_missing_studies(report_log, calls, given=[report_evaluation])
 
     return once(shared_folder, "report-studies", make)
 
@@ -130,15 +139,14 @@ def report_drawn(report_studies: Studies, shared_folder: Path) -> dict[str, Sect
 
     def make() -> dict[str, Sections]:
         cells = named_cells(report_studies.evaluation)
-        names = ("evaluation", "stability", "simulation", "replay", "drift", "audit")
-        return {name: draw_study(name, getattr(report_studies, name), cells) for name in names}
+        results = report_studies.results.items()
+        return {name: draw_study(name, result, cells) for name, result in results}
 
     return once(shared_folder, "report-drawn", make)
 
 
 @pytest.fixture(scope="session")
 def report_built(
-    report_log: DraftLog,
     report_studies: Studies,
     report_drawn: dict[str, Sections],
     shared_folder: Path,
@@ -147,7 +155,7 @@ def report_built(
     from draftlab.reporting.content import build_report
 
     def make() -> tuple[dict[str, Any], dict[str, str]]:
-        return build_report(report_log, report_studies, copy.deepcopy(report_drawn))
+        return build_report(report_studies, copy.deepcopy(report_drawn))
 
     return once(shared_folder, "report-built", make)
 

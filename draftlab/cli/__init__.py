@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from draftlab.cli import engine, studies
+from draftlab.cli import engine, grading, logs, online, policies, report
 from draftlab.cli.options import BAD_INPUT
 from draftlab.errors import InputError
 
+GROUPS = {
+    "Record": ("collect", "convert", "inspect", "vllm-doctor"),
+    "Grade predictors": ("evaluate", "stability", "calibrate", "compare"),
+    "Online estimators": ("replay", "sweep", "drift"),
+    "Verification policies": ("simulate", "trimming-check", "audit", "profile", "train-head"),
+    "Put together": ("report", "demo"),
+}
+"""Commands as the help lists them."""
+
+
+class Commands(TyperGroup):
+    """Lists commands by what they are for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the commands in the order of `GROUPS`."""
+        return [name for names in GROUPS.values() for name in names if name in self.commands]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's
+        """Write each group with its commands."""
+        for title, names in GROUPS.items():
+            rows = [(n, self.commands[n].get_short_help_str()) for n in names if n in self.commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="draftlab",
+    cls=Commands,
     help="Offline analysis and feature evaluation for speculative decoding.",
+    epilog="Example: draftlab evaluate data/sample. Each command has its own --help.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(engine.app)
-app.add_typer(studies.app)
+for part in (logs, grading, online, policies, report, engine):
+    app.add_typer(part.app)
 
 
 def main() -> None:

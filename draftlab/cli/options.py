@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftlab.errors import InputError, MissingExtraError
+from draftlab.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ DONE, LOSS, BAD_INPUT = 0, 1, 2
 """Exit codes: done, finished with loss or a failed check, bad input or usage."""
 
 Logs = Annotated[
-    list[str], typer.Argument(metavar="LOG...", help="Logs or single runs, local or remote.")
+    list[str], typer.Argument(metavar="LOG", help="Logs or single runs, local or remote.")
 ]
 
 
@@ -55,32 +55,42 @@ def _check_place(out: Path | None) -> None:
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Write the tables below this folder.", callback=check_folder),
+    typer.Option("--out", "-o", help="Write the result to OUT/COMMAND.", callback=check_folder),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
-Selected = Annotated[
-    bool, typer.Option("--allow-trimmed", help="Use a log that was trimmed live all the same.")
+Trimmed = Annotated[
+    bool,
+    typer.Option(
+        "--allow-trimmed",
+        help="Accept a log collected under adaptive verification (its scores are biased).",
+    ),
 ]
 Predictors = Annotated[
-    list[str] | None, typer.Option("--predictor", help="Grade only this predictor, repeatable.")
+    list[str] | None,
+    typer.Option("--predictor", "-p", help="Grade only this predictor. Repeatable."),
 ]
 InSample = Annotated[
-    bool, typer.Option("--in-sample", help="Fit and grade on the same rows, as published.")
+    bool,
+    typer.Option("--in-sample", help="Fit and grade on the same rows, as published tables do."),
 ]
 Folds = Annotated[int, typer.Option(help="Folds by prompt, for cross-fitting.")]
 Bins = Annotated[int, typer.Option("--n-bins", help="Equal-width bins of ECE.")]
-OwnSlopes = Annotated[
-    bool, typer.Option("--slope-per-position", help="Ablation: one slope per position.")
+SlopePerPosition = Annotated[
+    bool, typer.Option("--slope-per-position", help="Fit one slope per position (an ablation).")
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="Python file of your own features, repeatable."),
+    typer.Option("--plugin", help="Python file with your own features. Repeatable."),
 ]
 Pool = Annotated[
-    bool, typer.Option("--pool", help="One cell of all runs, whatever their pair, K and drafting.")
+    bool,
+    typer.Option(
+        "--pool", help="Pool all runs into one table, even if pair, K or drafting differ."
+    ),
 ]
+Seed = Annotated[int, typer.Option(help="Seed of what is drawn at random.")]
 
 
 def exit_on_loss(*logs: DraftLog) -> None:
@@ -98,47 +108,34 @@ def exit_on_loss(*logs: DraftLog) -> None:
         raise typer.Exit(LOSS)
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | int | None:
-    """Read a skip set: layers, or how many to search."""
-    if text is None:
-        return None
-    kind, _, count = text.partition(":")
-    try:
-        if kind == "search":
-            return int(count)
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--skip-layers {text!r}: wanted layers such as 4,7,16 or search:6"
-        ) from None
-
-
-def require_engine() -> None:
-    """Name everything that the engine lacks at once."""
-    from importlib.util import find_spec
-
-    needed = ("torch", "transformers", "gguf", "safetensors")
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise MissingExtraError(
-            f"the reference engine needs {', '.join(missing)}; install `draftlab[engine]`"
-        )
+def typed_options(ctx: typer.Context, *but: str) -> dict[str, Any]:
+    """Return the options that were typed, not those left at their default."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in but}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return {name: ctx.params[name] for name in typed}
 
 
 @contextlib.contextmanager
 def show_progress(title: str, total: int | None, *, quiet: bool) -> Iterator[Any]:
-    """Show a progress bar on a terminal; off one, a line now and then."""
+    """Show a progress bar on a terminal, nothing off one; yields what advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(f"{title}: loading", total=total)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
+        task = bar.add_task(title, total=total)
 
         def advance(completed: int, description: str) -> None:
             bar.update(task, completed=completed, description=f"{title}: {description}")
 
         yield advance
+
+
+def working(title: str, *, quiet: bool) -> contextlib.AbstractContextManager[Any]:
+    """Say on a terminal what is being done and for how long; nothing remains of it."""
+    return show_progress(title, None, quiet=quiet)
 
 
 def new_console() -> Console:

@@ -147,6 +147,12 @@ def read_cells(log: DraftLog, columns: Sequence[str], *, pool: bool = False) -> 
     return cells
 
 
+def name_cell(cell: Cell, table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table of a cell with the columns that name it in front: run, pair, drafting."""
+    names = {"run": cell.run, "pair": cell.pair, "drafting": cell.drafting}
+    return table.select(*(pl.lit(value).alias(name) for name, value in names.items()), pl.all())
+
+
 def _refuse_copies(log: DraftLog) -> None:
     """Refuse runs that hold the same rows: ranks of one engine log copies, replicas do not."""
     seen: dict[bytes, str] = {}

@@ -29,6 +29,12 @@ SCORES = ("auc", "log_loss", "brier", "mean_prediction")
 """Metrics that have an interval, in the order of `Grade.influence`."""
 _WIDTHS = (10, 15, 20)
 """Counts of equal-width bins in use: netcal; torchmetrics and SGLang; DeepSpec."""
+_LEAST_BANDWIDTH = 0.02
+"""Below it the smooth curve of a calibrated predictor is noise."""
+SCORE_LIMIT = 6.0
+"""Log-odds at which scores are gathered in the outermost bins."""
+_SCORE_BINS = 24
+"""Half a unit of log-odds each: the edges are exact."""
 _NUM_BINNED = 5
 _BRIER_PARTS = ("brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within")
 _LIMITS = {
@@ -49,9 +55,11 @@ class Grade(NamedTuple):
     of `SCORES`."""
     reliability: pl.DataFrame
     """One row per bin over all rows: bin, low, high, n, n_accepted, mean_prediction, rate."""
-    conventions: pl.DataFrame | None
-    """ECE over all rows by convention: bins, n_bins, value, ece, ece_null (what perfect
-    calibration would show; NaN where that is not known); None in the survival view."""
+    calibration: dict[str, pl.DataFrame]
+    """Of the conditional view, over all rows; empty in the survival view. ``ece_conventions``:
+    bins, n_bins, value, ece, ece_null (what perfect calibration would show; NaN where that is not
+    known). ``smooth_curves``: bandwidth, prob, rate, density. ``scores``: low, high, n_accepted,
+    n_rejected by log-odds."""
     logit: FloatArray
     """(n,): the log-odds that were graded."""
     influence: dict[str, FloatArray]
@@ -141,7 +149,14 @@ def grade(
     logit = _log_odds(rows, feature, slopes, intercepts)
     prob: FloatArray = expit(logit)
     fine = _sum_rows(rows, logit, prob, math.lcm(n_bins, *_WIDTHS))
-    conventions = _conventions(rows, prob, fine, n_bins) if view == "conditional" else None
+    calibration = {}
+    if view == "conditional":
+        conventions = _conventions(rows, prob, fine, n_bins)
+        calibration = {
+            "ece_conventions": conventions,
+            "smooth_curves": _smooth_curve(rows, prob, conventions),
+            "scores": _scores(rows, logit),
+        }
     del prob  # arrays of millions of rows: at most a few at once
     sums = _coarser(fine, n_bins)
     by_feature = (orders or Orders(rows)).of(feature)
@@ -153,7 +168,7 @@ def grade(
     return Grade(
         table=pl.concat(tables),
         reliability=_reliability(sums, n_bins),
-        conventions=conventions,
+        calibration=calibration,
         logit=logit,
         influence=influences,
         view=view,
@@ -236,6 +251,7 @@ def _conventions(rows: GradedRows, prob: FloatArray, fine: _Sums, n_bins: int) -
             found.append(_width_convention(fine, count, value))
     return pl.DataFrame(
         {
+            "view": ["conditional"] * len(kinds),
             "bins": [bins for bins, _, _ in kinds],
             "n_bins": pl.Series([count for _, count, _ in kinds], dtype=pl.Int32),
             "value": [value for _, _, value in kinds],
@@ -243,6 +259,25 @@ def _conventions(rows: GradedRows, prob: FloatArray, fine: _Sums, n_bins: int) -
             "ece_null": [null for _, null in found],
         }
     )
+
+
+def _smooth_curve(rows: GradedRows, prob: FloatArray, conventions: pl.DataFrame) -> pl.DataFrame:
+    """Return the calibration curve under the kernel of smooth ECE, on an even grid."""
+    [error] = conventions.filter(bins="smooth")["ece"]
+    bandwidth = max(_LEAST_BANDWIDTH, float(np.nan_to_num(error)))
+    curve = metrics.smooth_curve(rows.accepted, prob, bandwidth=bandwidth)
+    return pl.DataFrame(curve._asdict()).select(pl.lit(bandwidth).alias("bandwidth"), pl.all())
+
+
+def _scores(rows: GradedRows, logit: FloatArray) -> pl.DataFrame:
+    """Count rows by log-odds and label; the outermost bins hold all beyond."""
+    low, high = -SCORE_LIMIT, SCORE_LIMIT
+    place = (np.clip(logit, low, high) - low) * (_SCORE_BINS / (high - low))
+    index = np.minimum(place.astype(np.int64), _SCORE_BINS - 1)
+    edges = np.linspace(low, high, _SCORE_BINS + 1)
+    counts = (np.bincount(index[c], minlength=_SCORE_BINS) for c in (rows.accepted, ~rows.accepted))
+    named = dict(zip(("n_accepted", "n_rejected"), counts, strict=True))
+    return pl.DataFrame({"low": edges[:-1], "high": edges[1:], **named})
 
 
 def _width_convention(fine: _Sums, n_bins: int, value: str) -> tuple[float, float]:

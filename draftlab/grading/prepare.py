@@ -10,6 +10,7 @@ from draftlab.errors import InputError
 from draftlab.grading.folds import assign_folds
 from draftlab.grading.rows import GradedRows, arrange
 from draftlab.predictors.baselines import Features, Predictor
+from draftlab.results import Note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ class Prepared(NamedTuple):
     """What puts the rows into log order."""
     dropped: dict[str, int]
     """Eligible labelled rows that are left out, by reason."""
-    notes: list[str]
+    notes: list[Note]
 
 
 def prepare(
@@ -85,7 +86,7 @@ def prepare(
 
 def _select(
     cell: Cell, predictors: list[Predictor], chosen: bool, dropped: dict[str, int]
-) -> tuple[list[Predictor], pl.DataFrame, list[str]]:
+) -> tuple[list[Predictor], pl.DataFrame, list[Note]]:
     """Return the predictors to grade and the rows that have all their columns."""
     everywhere = {"logit_qmax"}
     if chosen:
@@ -102,7 +103,8 @@ def _select(
             continue
         count = nulls[lacking[0]]
         share = "not recorded" if count == len(frame) else f"null on {count} of {len(frame)} rows"
-        notes.append(f"{predictor.name} is left out: column {lacking[0]} is {share}")
+        text = f"{predictor.name} is left out: column {lacking[0]} is {share}"
+        notes.append(Note("predictor_left_out", text))
     return kept, frame, notes
 
 
@@ -128,7 +130,7 @@ def _fold(
     frame: pl.DataFrame,
     folds: int | None,
     dropped: dict[str, int],
-    notes: list[str],
+    notes: list[Note],
 ) -> tuple[pl.DataFrame, GradedRows, IntArray]:
     """Assign folds; leave out positions that a fold would have to predict without training.
 
@@ -145,7 +147,8 @@ def _fold(
             "draftlab evaluate --in-sample)"
         )
     if num_folds < folds:
-        notes.append(f"{num_folds} folds instead of {folds}: there are no more groups")
+        text = f"{num_folds} folds instead of {folds}: there are no more prompts"
+        notes.append(Note("fewer_folds", text))
     codes = {name: frame[name].to_numpy().astype(np.int64) for name in ("dataset", "prompt")}
     fold = assign_folds(codes["dataset"], codes["prompt"], num_folds)
     position = frame["position"].to_numpy().astype(np.int64)
@@ -155,10 +158,11 @@ def _fold(
     keep = ~np.isin(position, lonely)
     dropped["untrained_position"] = int(np.count_nonzero(~keep))
     if len(lonely):
-        notes.append(
+        text = (
             f"{dropped['untrained_position']} rows at positions {lonely.tolist()} are left out: "
             "all are in one fold, so no other rows could train their intercept"
         )
+        notes.append(Note("untrained_position", text))
     frame = frame.filter(keep)
     _refuse_ungradable(cell, frame, ["rows of their position in another fold"])
     return _rows(cell, frame, fold[keep], num_folds)

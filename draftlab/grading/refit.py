@@ -16,6 +16,7 @@ from draftlab.predictors.logistic import (
     fit_own_slopes,
 )
 from draftlab.predictors.uncertainty import HalfWidths, coefficient_intervals
+from draftlab.results import Note
 
 if TYPE_CHECKING:
     from draftlab._types import FloatArray, IntArray
@@ -112,14 +113,17 @@ def no_coefficients() -> pl.DataFrame:
     return pl.DataFrame(schema=_SCHEMA)
 
 
-def fit_notes(coefficients: pl.DataFrame) -> list[str]:
-    """Return a sentence for each predictor with fits that did not converge."""
+def fit_notes(coefficients: pl.DataFrame) -> list[Note]:
+    """Return a note for each predictor with fits that did not converge."""
     fits = coefficients.unique(["predictor", "dataset", "fold"], maintain_order=True)
     counts = fits.group_by("predictor", "status", maintain_order=True).len()
     totals = dict(fits.group_by("predictor").len().iter_rows())
     return [
-        f"{predictor}: {count} of {totals[predictor]} fits {status.replace('_', ' ')}"
-        + (f", held by a ridge of {FALLBACK_RIDGE}" if status == "separable" else "")
+        Note(
+            f"fit_{status}",
+            f"{predictor}: {count} of {totals[predictor]} fits {status.replace('_', ' ')}"
+            + (f", held by a ridge of {FALLBACK_RIDGE}" if status == "separable" else ""),
+        )
         for predictor, status, count in counts.iter_rows()
         if status != "converged"
     ]

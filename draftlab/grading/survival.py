@@ -19,6 +19,7 @@ from draftlab.metrics.intervals import mean_interval
 from draftlab.parallel import run_threads
 from draftlab.predictors.baselines import Features, Predictor
 from draftlab.predictors.survival import SURVIVAL, SurvivalPredictor, log_odds_of_log, product
+from draftlab.results import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ class SurvivalTables(NamedTuple):
     n_proposals, n_prompts, expected_accepted, observed_accepted, observed_accepted_low, _high.
     The terms of the sum are predictions made at different times (that of k before x_k is drawn,
     later ones after), so even the oracle's curve is exact in the mean only, not by bin."""
-    notes: list[str]
+    notes: list[Note]
 
 
 class _Proposals(NamedTuple):
@@ -134,9 +135,8 @@ def grade_survival(
         frame, fold = frame.filter(kept), fold[kept]
     usable, notes = _usable(predictors, frame)
     if not kept.all():
-        notes.append(
-            f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
-        )
+        text = f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
+        notes.append(Note("survival_uncovered", text))
     rows, order, grid = _arrange(cell, frame, fold)
     features = Features(usable, frame)
     place = grid.inside[order]
@@ -221,13 +221,14 @@ def _trained(coefficients: dict[str, Coefficients], cell: Cell) -> int:
 
 def _usable(
     predictors: Sequence[Predictor], frame: pl.DataFrame
-) -> tuple[list[Predictor], list[str]]:
+) -> tuple[list[Predictor], list[Note]]:
     """Leave out predictors with gaps: rows behind a rejection lack them more often than others."""
     usable, notes = [], []
     for predictor in predictors:
         gaps = [column for column in predictor.columns if frame[column].null_count()]
         if gaps:
-            notes.append(f"survival of {predictor.name} is left out: {gaps[0]} has nulls")
+            text = f"survival of {predictor.name} is left out: {gaps[0]} has nulls"
+            notes.append(Note("survival_left_out", text))
         else:
             usable.append(predictor)
     return usable, notes

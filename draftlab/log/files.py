@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import polars as pl
 
@@ -47,6 +47,22 @@ def to_records(table: pl.DataFrame) -> list[dict[str, Any]]:
 
     finite = pl.selectors.float().replace([float("nan"), float("inf"), float("-inf")], None)
     return table.with_columns(finite).to_dicts()
+
+
+def shown_path(path: str) -> str:
+    """Return a path as typed from the working folder; one that lies elsewhere without its place."""
+    if "://" in path:
+        return path
+    elsewhere = Path(path).name if Path(path).is_file() else f"LOG/{Path(path).name}"
+    return from_here(path) or elsewhere
+
+
+def from_here(path: str) -> str | None:
+    """Return a path relative to the working folder; None where it lies elsewhere."""
+    try:
+        return str(Path(path).absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return None
 
 
 def _fsync(path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -15,12 +16,17 @@ from pyarrow import fs
 
 from draftlab import schema
 from draftlab.errors import InputError
+from draftlab.features import FEATURES
 from draftlab.log.files import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
     from polars._typing import PolarsDataType
+
+    from draftlab._types import BoolArray
+    from draftlab.features import Feature
 
 _POLARS: dict[str, PolarsDataType] = {
     "int64": pl.Int64,
@@ -32,6 +38,10 @@ _POLARS: dict[str, PolarsDataType] = {
     "string": pl.String,
     "dictionary": pl.String,
 }
+
+
+_FOOTER_TAIL = 8
+"""Bytes behind a Parquet footer: its length and the magic number."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Run:
     """Rows by table, from the footers of the readable parts."""
     unfinished: tuple[str, ...]
     """Temporary files that a writer left behind."""
+    fingerprint: str
+    """Of run.json and of the names, sizes and footers of the readable parts: equal for a copy."""
 
     @property
     def pair(self) -> str:
@@ -91,7 +103,18 @@ class Run:
         )
 
 
-@dataclass(frozen=True)
+class TrainingFrame(NamedTuple):
+    """Graded rows for a model of one's own; unpacks as X, y, groups."""
+
+    X: pl.DataFrame
+    """(n, 1 + features): position (int16), then the features (float64)."""
+    y: BoolArray
+    """(n,): accepted."""
+    groups: np.ndarray[Any, Any]
+    """(n,) str: the prompt, for `GroupKFold`: rows of one prompt resemble one another."""
+
+
+@dataclass(frozen=True, repr=False)
 class DraftLog:
     """One or several runs, read together. Keys are unique within a run."""
 
@@ -101,6 +124,13 @@ class DraftLog:
     def scan(self, table: str) -> pl.LazyFrame:
         """Scan a table of `schema.TABLES` of all runs, with a column ``run``."""
         return pl.concat([run.scan(table) for run in self.runs])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the runs hold, from run.json and the footers of their parts."""
+        marks = [run.fingerprint for run in self.runs]
+        marks += [f"{problem.path}: {problem.message}" for problem in self.problems]
+        return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 
     @property
     def drafts(self) -> pl.LazyFrame:
@@ -116,6 +146,62 @@ class DraftLog:
     def steps(self) -> pl.LazyFrame:
         """Lazy table of engine steps (`schema.STEPS`)."""
         return self.scan("steps")
+
+    def training_frame(self, features: str | Sequence[str] = "logit_qmax") -> TrainingFrame:
+        """Return the rows that `evaluate` grades, for a model of one's own.
+
+        Parameters
+        ----------
+        features : str or sequence of str
+            Names in `draftlab.features.FEATURES`; log-odds are clamped at +-40 nats.
+
+        Returns
+        -------
+        TrainingFrame
+            X, y, groups: observed rows without a bit in ``excluded`` and without a null in the
+            features, in log order.
+
+        Raises
+        ------
+        InputError
+            An unknown feature.
+
+        Examples
+        --------
+        >>> X, y, groups = open_log("data/sample-t1").training_frame(["logit_qmax", "entropy"])
+        >>> X.columns, len(X) == len(y) == len(groups)
+        (['position', 'logit_qmax', 'entropy'], True)
+        """
+        chosen = _choose_features(features)
+        names = [feature.name for feature in chosen]
+        prompts = self.requests.select("run", "request", "group")
+        rows = (
+            self.drafts.filter(pl.col("accepted").is_not_null(), pl.col("excluded") == 0)
+            .join(prompts, on=["run", "request"], maintain_order="left")
+            .select("position", "accepted", "group", *(f.expr.alias(f.name) for f in chosen))
+            .drop_nulls(["group", *names])
+            .collect()
+        )
+        return TrainingFrame(
+            rows.select("position", *names), rows["accepted"].to_numpy(), rows["group"].to_numpy()
+        )
+
+    def __repr__(self) -> str:
+        """Return one line a run: what was recorded, and how much."""
+        lines = [
+            f"{run.name}: {run.pair}, {run.metadata['drafting']} drafting, "
+            f"K = {run.metadata['num_speculative_tokens']}, {run.rows['drafts']:,} drafts"
+            for run in self.runs
+        ]
+        lost = [f"{len(self.problems)} unreadable parts"] if self.problems else []
+        return "\n".join(["draftlab.DraftLog", *(f"  {line}" for line in [*lines, *lost])])
+
+
+def _choose_features(names: str | Sequence[str]) -> list[Feature]:
+    chosen = [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in chosen if name not in FEATURES]:
+        raise InputError(f"unknown feature {unknown[0]!r}; known: {', '.join(FEATURES)}")
+    return [FEATURES[name] for name in chosen]
 
 
 def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
@@ -206,7 +292,8 @@ def _filesystem(path: str | Path) -> tuple[fs.FileSystem, str]:
 
 
 def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem]]:
-    metadata = _read_metadata(folder, filesystem)
+    metadata, mark = _read_metadata(folder, filesystem)
+    digest = hashlib.sha256(mark)
     parts: dict[str, tuple[str, ...]] = {}
     rows: dict[str, int] = {}
     problems: list[Problem] = []
@@ -219,13 +306,15 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
                 unfinished.append(path)
             elif path.endswith(".parquet"):
                 try:
-                    count += _check_part(path, table, filesystem)
+                    rows_of_part, footer = _check_part(path, table, filesystem)
                 except (pa.ArrowInvalid, OSError) as error:
                     why = str(error).strip().rstrip(".")
                     problems.append(
                         Problem(_uri(path, filesystem), f"not a readable Parquet file: {why}")
                     )
                 else:
+                    count += rows_of_part
+                    digest.update(f"{table}/{path.rpartition('/')[2]}".encode() + footer)
                     readable.append(_uri(path, filesystem))
         parts[table], rows[table] = tuple(readable), count
     broken = [p for p in problems if "/drafts/" in p.path]
@@ -233,16 +322,19 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
         raise InputError(f"{broken[0].path}: {broken[0].message}; no other part holds drafts")
     name = str(metadata["run"])
     place = _uri(folder, filesystem)
-    return Run(name, place, metadata, parts, rows, tuple(unfinished)), problems
+    run = Run(name, place, metadata, parts, rows, tuple(unfinished), digest.hexdigest())
+    return run, problems
 
 
-def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
+def _read_metadata(folder: str, filesystem: fs.FileSystem) -> tuple[dict[str, Any], bytes]:
+    """Return run.json, parsed and as it stands."""
     path = f"{folder}/run.json"
     with filesystem.open_input_stream(path) as stream:
-        try:
-            metadata = json.loads(stream.readall())
-        except ValueError as error:
-            raise InputError(f"{path}: is not JSON: {error}") from error
+        text: bytes = stream.readall()
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path}: is not JSON: {error}") from error
     missing = [
         c.name
         for c in schema.RUN
@@ -255,7 +347,7 @@ def _read_metadata(folder: str, filesystem: fs.FileSystem) -> dict[str, Any]:
         raise InputError(
             f"{path}: has log version {version}, this draftlab reads version {schema.VERSION}"
         )
-    return dict(metadata)
+    return dict(metadata), text
 
 
 def find_parts(folder: str | Path, table: str) -> list[str]:
@@ -270,10 +362,17 @@ def _list_files(folder: str, filesystem: fs.FileSystem) -> list[str]:
     return sorted(e.path for e in filesystem.get_file_info(selector) if e.is_file)
 
 
-def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
-    """Return the rows of a part whose columns fit the schema; raise where they do not."""
+def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> tuple[int, bytes]:
+    """Return the rows and the footer of a part that fits the schema; raise where it does not.
+
+    The footer comes with its place in the file, hence with the size of all before it.
+    """
     with filesystem.open_input_file(path) as stream:
         footer = pq.ParquetFile(stream)
+        size = stream.size()
+        length = footer.metadata.serialized_size + _FOOTER_TAIL
+        stream.seek(size - length)
+        content: bytes = str(size).encode() + stream.read(length)
         found = footer.schema_arrow
         rows: int = footer.metadata.num_rows
     types = dict(zip(found.names, found.types, strict=True))
@@ -288,7 +387,7 @@ def _check_part(path: str, table: str, filesystem: fs.FileSystem) -> int:
                 f"{path}: column {column.name} has type {types[column.name]}, wanted "
                 f"{column.dtype} (log version {schema.VERSION})"
             )
-    return rows
+    return rows, content
 
 
 def _fits(found: pa.DataType, wanted: str) -> bool:

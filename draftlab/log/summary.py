@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from draftlab.log.checks import run_checks
 from draftlab.schema import Excluded
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from draftlab.log.checks import Finding
     from draftlab.log.reader import DraftLog
 
 _AFTER_STOP = (pl.col("excluded") & int(Excluded.AFTER_STOP)) != 0
@@ -55,7 +51,7 @@ def proposals(log: DraftLog, *, warmup: bool = False) -> pl.LazyFrame:
 def workloads(log: DraftLog) -> pl.DataFrame:
     """Return a row per run and workload, sorted.
 
-    Columns: run, dataset, requests, groups, proposals, labelled, acceptance (conditional rate of
+    Columns: run, dataset, requests, prompts, proposals, labelled, acceptance (conditional rate of
     eligible rows), acceptance_length (tokens per verification, each verification counting once)
     and acceptance_length_by_request (mean over requests of their own mean).
     """
@@ -80,7 +76,7 @@ def workloads(log: DraftLog) -> pl.DataFrame:
         .group_by("run", "dataset")
         .agg(
             requests=pl.len(),
-            groups=pl.col("group").n_unique(),
+            prompts=pl.col("group").n_unique(),
             proposals=pl.col("proposals").sum(),
             # Null where nothing was verified: 0 / 0 is not a length.
             acceptance_length=(pl.col("emitted").sum() / pl.col("proposals").sum()).fill_nan(None),
@@ -88,82 +84,9 @@ def workloads(log: DraftLog) -> pl.DataFrame:
         )
         .join(labelled, on=["run", "dataset"], how="left")
         .select(
-            "run", "dataset", "requests", "groups", "proposals", "labelled", "acceptance",
+            "run", "dataset", "requests", "prompts", "proposals", "labelled", "acceptance",
             "acceptance_length", "acceptance_length_by_request",
         )
         .sort("run", "dataset")
         .collect()
     )  # fmt: skip
-
-
-def inspect_log(log: DraftLog) -> tuple[dict[str, Any], list[Finding]]:
-    """Return what is in a log, JSON-ready, and what its checks found."""
-    per_workload = workloads(log)
-    runs = []
-    for run in log.runs:
-        rows = per_workload.filter(pl.col("run") == run.name).drop("run")
-        runs.append(
-            {
-                "run": run.name,
-                "path": run.path,
-                "pair": run.pair,
-                "unfinished": list(run.unfinished),
-                "rows": run.rows,
-                "workloads": rows.to_dicts(),
-                "metadata": run.metadata,
-            }
-        )
-    findings = run_checks(log)
-    summary = {"runs": runs, "findings": [vars(finding) for finding in findings]}
-    return summary, findings
-
-
-def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """Print what `inspect_log` found, in plain words and one table a run."""
-    for run in summary["runs"]:
-        _print_run(console, run)
-    for finding in summary["findings"]:
-        console.print(
-            f"{finding['code']} {finding['severity']}: {finding['title']}: {finding['message']}",
-            markup=False,
-            highlight=False,
-        )
-    if not summary["findings"]:
-        console.print("all checks passed")
-
-
-def _print_run(console: Console, run: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    meta, rows = run["metadata"], run["rows"]
-    lines = [
-        f"run      {run['run']} ({'closed' if meta['closed'] else 'NOT CLOSED'}, {run['path']})",
-        f"pair     {run['pair']}, {meta['method']}, {meta['drafting']} drafting, "
-        f"K = {meta['num_speculative_tokens']}",
-        f"engine   {meta['engine']} on {meta['device']}, verification {meta['verification']}, "
-        f"adaptive verification {meta['adaptive_verification']}",
-        f"rows     {rows['drafts']:,} drafts, {rows['steps']:,} steps, "
-        f"{rows['requests']:,} requests",
-    ]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("workload")
-    for title in ("requests", "prompts", "proposals", "labelled", "acceptance", "AL", "AL/request"):
-        table.add_column(title, justify="right")
-    for row in run["workloads"]:
-        table.add_row(
-            row["dataset"],
-            *(_number(row[k]) for k in ("requests", "groups", "proposals", "labelled")),
-            *(_number(row[k]) for k in _RATES),
-        )
-    console.print(table)
-
-
-_RATES = ("acceptance", "acceptance_length", "acceptance_length_by_request")
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

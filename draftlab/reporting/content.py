@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftlab import published
-from draftlab.log.checks import run_checks
 from draftlab.reporting import tables
+from draftlab.reporting.labels import cells as cells_of
+from draftlab.reporting.labels import of_cell
 from draftlab.reporting.sections import appendix, blocks
 from draftlab.reporting.sections import evaluate as of_evaluation
 from draftlab.reporting.sections import policies as of_policies
 from draftlab.reporting.sections import stability as of_stability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import polars as pl
 
-    from draftlab.log.reader import DraftLog
+    from draftlab.reporting.labels import CellKey
     from draftlab.reporting.run_studies import Studies
     from draftlab.reporting.sections.blocks import Block
-    from draftlab.reporting.tables import CellKey
     from draftlab.studies.evaluate import Evaluation
+    from draftlab.studies.inspect import Inspection
     from draftlab.studies.simulate.simulate import Simulation
     from draftlab.studies.stability.stability import Stability
 
@@ -34,7 +35,7 @@ Sections = dict[str, list["Block"]]
 
 
 def draw_study(name: str, study: Any, cells: dict[str, CellKey]) -> Sections:
-    """Return the sections of a study, its figures drawn; ``name`` as in `Studies`."""
+    """Return the sections of a study, its figures drawn; ``name`` is its command."""
     if name in _OF_LOG:
         return {"": [_OF_LOG[name](study)]}
     if name not in _OF_CELL:
@@ -74,12 +75,12 @@ def _simulation_sections(simulation: Simulation, cell: CellKey, name: str) -> li
 
 
 _OF_CELL: dict[str, Callable[[Any, CellKey, str], list[Block | None]]] = {
-    "evaluation": _evaluation_sections,
+    "evaluate": _evaluation_sections,
     "stability": _stability_sections,
-    "simulation": _simulation_sections,
+    "simulate": _simulation_sections,
 }
 _OF_LOG: dict[str, Callable[[Any], Block]] = {
-    "live": of_policies.simulated_against_live,
+    "trimming-check": of_policies.simulated_against_live,
     "replay": of_policies.online,
     "drift": of_policies.abrupt_drift,
     "audit": of_policies.losslessness,
@@ -89,80 +90,74 @@ _OF_LOG: dict[str, Callable[[Any], Block]] = {
 
 def named_cells(evaluation: Evaluation) -> dict[str, CellKey]:
     """Return the cells of an evaluation by their ids."""
-    return {f"cell-{i}": cell for i, cell in enumerate(tables.cells(evaluation))}
+    return {f"cell-{i}": cell for i, cell in enumerate(cells_of(evaluation))}
 
 
 def build_report(
-    log: DraftLog,
-    studies: Studies,
-    drawn: dict[str, Sections] | None = None,
-    typed: Sequence[str] = (),
+    studies: Studies, drawn: dict[str, Sections] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json (strict JSON), and the figures as SVG by id.
 
-    ``drawn`` are sections by study, from `draw_study`, where they were made already; ``typed``
-    are options of the command line that do not stand in the evaluation's settings.
+    ``drawn`` are sections by study, from `draw_study`, where they were made already.
     """
-    evaluation = studies.evaluation
+    evaluation, inspection = studies.evaluation, studies.inspection
     named = named_cells(evaluation)
     cells = list(named.values())
-    drawn = drawn or {}
-    for name in (*_OF_CELL, *_OF_LOG):
-        study = getattr(studies, name)
-        if study is not None and name not in drawn:
-            drawn[name] = draw_study(name, study, named)
-    checks = run_checks(log) if studies.checks is None else studies.checks
+    drawn = dict(drawn or {})
+    for name, result in studies.results.items():
+        if name not in drawn:
+            drawn[name] = draw_study(name, result, named)
     sections = [
         *(
             blocks.section(name, heading(cell, cells), [], _gather_sections(drawn, _OF_CELL, name))
             for name, cell in named.items()
         ),
         *_gather_sections(drawn, _OF_LOG, ""),
-        appendix.notes(log, evaluation, checks, studies.notes),
+        appendix.notes(studies),
         appendix.meanings(evaluation),
-        appendix.runs(log),
+        appendix.runs(inspection),
     ]
-    commands = appendix.list_commands(log, evaluation, typed)
-    sections.append(appendix.reproduce(commands, evaluation.provenance))
+    commands = appendix.list_commands(studies)
+    origin = appendix.origin(evaluation)
+    sections.append(appendix.reproduce(commands, origin))
     svgs = blocks.take_svgs(sections)
     content = {
         "report": FORMAT_VERSION,
         "title": f"Acceptance prediction: {_title(cells)}",
         "lede": "How well the drafter's own distribution tells which of its tokens the target "
         f"will accept, graded on logged drafts; {tables.fit_style(evaluation)}.",
-        "facts": facts(log, cells),
-        "date": date_of(log),
+        "facts": facts(inspection, cells),
+        "date": date_of(inspection),
         "cells": [{"id": name, **cell._asdict()} for name, cell in named.items()],
         "settings": evaluation.settings,
         "source": published.ARTICLE,
         "commands": commands,
-        "provenance": evaluation.provenance,
+        "provenance": origin,
         "sections": sections,
     }
     return blocks.strict(content), svgs
 
 
-def facts(log: DraftLog, cells: list[CellKey]) -> list[list[str]]:
+def facts(inspection: Inspection, cells: list[CellKey]) -> list[list[str]]:
     """Return what stands in the title block: key and value."""
-    of_input = log.runs[0].metadata
-    engines = dict.fromkeys(str(run.metadata["engine"]) for run in log.runs)
+    runs = [run["metadata"] for run in inspection.runs]
+    engines = dict.fromkeys(str(run["engine"]) for run in runs)
+    proposed = sum(run["rows"]["drafts"] for run in inspection.runs)
     return [
         ["Pair", "; ".join(dict.fromkeys(cell.pair for cell in cells))],
         ["Draft tokens K", _join(cell.num_speculative_tokens for cell in cells)],
         ["Drafting", _join(cell.drafting for cell in cells)],
-        ["Sampling", sampling(log)],
-        ["Engine", f"{'; '.join(engines)} on {of_input['device']}"],
-        ["Adaptive verification", _join(r.metadata["adaptive_verification"] for r in log.runs)],
-        ["Runs", _join(run.name for run in log.runs)],
-        ["Date of the run", date_of(log)],
-        ["Proposed drafts", f"{sum(run.rows['drafts'] for run in log.runs):,}"],
+        ["Sampling", sampling(inspection.sampling)],
+        ["Engine", f"{'; '.join(engines)} on {runs[0]['device']}"],
+        ["Adaptive verification", _join(run["adaptive_verification"] for run in runs)],
+        ["Runs", _join(run["run"] for run in inspection.runs)],
+        ["Date of the run", date_of(inspection)],
+        ["Proposed drafts", f"{proposed:,}"],
     ]
 
 
-def sampling(log: DraftLog) -> str:
-    """Return how the requests were sampled, in words."""
-    keys = ["temperature", "top_p", "top_k", "min_p"]
-    rows = log.requests.select(keys).unique().sort(keys).collect()
+def sampling(rows: pl.DataFrame) -> str:
+    """Return how requests were sampled, in words."""
     kinds = [_sampling(row) for row in rows.head(_SAMPLINGS).iter_rows(named=True)]
     more = f" and {len(rows) - _SAMPLINGS} more" if len(rows) > _SAMPLINGS else ""
     return "; ".join(dict.fromkeys(kinds)) + more
@@ -180,9 +175,9 @@ def _sampling(row: dict[str, Any]) -> str:
     return ", ".join(parts) or "unknown"
 
 
-def date_of(log: DraftLog) -> str:
+def date_of(inspection: Inspection) -> str:
     """Return the day on which the first run started; empty where it does not say."""
-    days = sorted(str(run.metadata.get("started") or "")[:10] for run in log.runs)
+    days = sorted(str(run["metadata"].get("started") or "")[:10] for run in inspection.runs)
     return next((day for day in days if day), "")
 
 
@@ -216,4 +211,4 @@ def _gather_sections(
 
 
 def _rows_of(frame: pl.DataFrame, cell: CellKey) -> pl.DataFrame:
-    return tables.of_cell(frame, cell) if len(frame) else frame
+    return of_cell(frame, cell) if len(frame) else frame

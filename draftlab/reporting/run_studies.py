@@ -1,205 +1,260 @@
-"""Run every study of a log that a report shows; what cannot be run is said, not raised."""
+"""Run every study of a log that a report shows; what cannot be run is said, not raised.
+
+A result that lies below ``out`` already is read instead, if it is of the same call: the same log,
+options, plugin and code (`results.key_of`).
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.errors import InputError
 from draftlab.grading.prepare import NUM_FOLDS
-from draftlab.log.checks import run_checks
-from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.parallel import stream_process
-from draftlab.policies.cost import check_table, find_cost
-from draftlab.studies.audit.audit import audit as run_audit
-from draftlab.studies.evaluate import evaluate
-from draftlab.studies.replay.drift import drift as run_drift
-from draftlab.studies.replay.replay import replay as run_replay
-from draftlab.studies.simulate.simulate import cost_of_log, simulate
-from draftlab.studies.stability.stability import ceiling_share_table
-from draftlab.studies.stability.stability import stability as run_stability
+from draftlab.results import Result, find_result, key_of, left_out, stored_key, write_left_out
+from draftlab.studies import RESULTS, result_class
+from draftlab.studies.audit.audit import audit
+from draftlab.studies.evaluate import Evaluation, evaluate
+from draftlab.studies.inspect import Inspection, inspect
+from draftlab.studies.replay.drift import drift
+from draftlab.studies.replay.replay import replay
+from draftlab.studies.simulate.simulate import simulate
+from draftlab.studies.simulate.trimming_check import trimming_check
+from draftlab.studies.stability.stability import ceiling_share_table, stability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from draftlab.log.checks import Finding
+    from draftlab.log.reader import DraftLog
     from draftlab.plugins import Plugin
-    from draftlab.policies.cost import CostTable
-    from draftlab.studies.audit.audit import Audit
-    from draftlab.studies.evaluate import Evaluation
-    from draftlab.studies.replay.drift import Drift
-    from draftlab.studies.replay.replay import Replay
-    from draftlab.studies.simulate.simulate import Simulation
-    from draftlab.studies.simulate.trimming_check import LiveCheck
+    from draftlab.studies.simulate.costs import Cost
     from draftlab.studies.stability.stability import Stability
 
-MODEL_COST = "H100/llama-8b"
-"""Cost model that every log is simulated with; on it trimming can pay at 64 requests."""
 CONCURRENCIES = (8, 64, 256)
 POLICIES = ("fixed", "av/logit_qmax", "av/confidence", "av/oracle")
+NEEDED = ("inspect", "evaluate", "replay", "trimming-check")
+"""A log that these cannot be run on has no report; the last is run only if it is asked for."""
 
 
-class Studies(NamedTuple):
-    """Results that a report is made from; None was not to be had, and ``notes`` say why."""
+@dataclass(frozen=True)
+class Studies:
+    """Results that a report is made from, by command, and why others are left out."""
 
-    evaluation: Evaluation
-    replay: Replay
-    stability: Stability | None = None
-    simulation: Simulation | None = None
-    audit: Audit | None = None
-    drift: Drift | None = None
-    checks: list[Finding] | None = None
-    """What `run_checks` finds."""
-    live: LiveCheck | None = None
-    """Only if it is given: it needs a second log."""
-    notes: tuple[str, ...] = ()
+    results: dict[str, Result]
+    left_out: dict[str, str] = field(default_factory=dict)
+    reused: tuple[str, ...] = ()
+    """Commands whose results were read instead of made."""
+
+    @property
+    def inspection(self) -> Inspection:
+        """What is in the log."""
+        found = self.results["inspect"]
+        assert isinstance(found, Inspection)
+        return found
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """How predictors are graded."""
+        found = self.results["evaluate"]
+        assert isinstance(found, Evaluation)
+        return found
 
 
 class EvaluateOptions(NamedTuple):
-    """How the log is evaluated where no result is given; see `evaluate`."""
+    """How the log is evaluated; see `evaluate`."""
 
-    predictors: Sequence[str] | None = None
+    predictors: str | Sequence[str] | None = None
     in_sample: bool = False
     folds: int = NUM_FOLDS
     n_bins: int = NUM_BINS
     slope_per_position: bool = False
     allow_trimmed: bool = False
-    plugin: Plugin | None = None
+    plugin: Plugin | str | Path | None = None
 
 
-def gather(
+class Call(NamedTuple):
+    """A study of the log, with its options."""
+
+    study: Callable[..., Result]
+    options: dict[str, Any]
+
+
+def plan(
+    options: EvaluateOptions, cost: Cost | None = None, trimmed: str | Path | None = None
+) -> dict[str, Call]:
+    """Return what a report runs, by command; those first that take long to run or to draw."""
+    calls = {
+        "evaluate": Call(evaluate, options._asdict()),
+        "stability": Call(stability, {"allow_trimmed": options.allow_trimmed}),
+        "simulate": Call(
+            simulate,
+            {
+                "cost": cost,
+                "policies": POLICIES,
+                "concurrencies": CONCURRENCIES,
+                "regret": False,
+            },
+        ),
+        "drift": Call(drift, {}),
+        "replay": Call(replay, {}),
+        "audit": Call(audit, {}),
+        "inspect": Call(inspect, {}),
+    }
+    if trimmed is not None:
+        calls["trimming-check"] = Call(
+            trimming_check, {"trimmed": trimmed, "cost": "log" if cost is None else cost}
+        )
+    return calls
+
+
+def run_missing_studies(
     log: DraftLog,
-    options: EvaluateOptions,
+    calls: Mapping[str, Call],
     *,
-    cost: CostTable | None = None,
-    on_study: Callable[[str, Any], None] = lambda *_: None,
-    **given: Any,
+    given: Sequence[Result] = (),
+    out: Path | None = None,
+    fresh: bool = False,
+    on_study: Callable[[str, Result], None] = lambda *_: None,
 ) -> Studies:
-    """Return the given results and those that were missing.
+    """Return the given results, those that lie below ``out``, and the rest, made and written.
 
-    ``cost`` is what policies are simulated with, `MODEL_COST` unless told. ``on_study`` is called
-    with the name and the result of each study as soon as it is there, the evaluation first, while
-    others still run; ``given`` are results by the names of `Studies`.
+    ``on_study`` is called with the command and the result of each study as soon as it is there,
+    the evaluation first, while others still run.
 
     Raises
     ------
     InputError
-        The log cannot be evaluated or replayed; every other study is left out with a note.
+        The log cannot be evaluated or replayed; every other study is left out with a reason.
     """
-    known = {name: study for name, study in given.items() if study is not None}
-    missing = tuple(name for name in _OTHERS if name not in known)
-    selected = options.allow_trimmed or _is_trimmed(known.get("evaluation"))
-    with _run_others(log, missing, selected, cost) as others:
-        if "evaluation" not in known:
-            known["evaluation"] = evaluate(log, keep_predictions=True, **options._asdict())
-        evaluation = known["evaluation"]
-        for name in ("evaluation", *(name for name in known if name != "evaluation")):
+    known = {result.command: result for result in given}
+    reused: dict[str, Result] = {}
+    absent: dict[str, str] = {}
+    if out is not None and not fresh:
+        wanted = {name: call for name, call in calls.items() if name not in known}
+        reused, absent = find_same(log, wanted, out)
+    known = reused | known
+    missing = {n: call for n, call in calls.items() if n not in known and n not in absent}
+    with _run_others(log, {n: c for n, c in missing.items() if n != "evaluate"}) as others:
+        if "evaluate" in missing:
+            call = missing["evaluate"]
+            known["evaluate"] = call.study(log, **call.options, out=out)
+        first = known["evaluate"]
+        assert isinstance(first, Evaluation)
+        for name in ("evaluate", *(name for name in known if name != "evaluate")):
             on_study(name, known[name])
-        notes = []
-        for name, study, more in others:
-            notes += more
-            if study is None:
-                continue
-            known[name] = _complete(study, evaluation) if name == "stability" else study
-            on_study(name, known[name])
-    return Studies(**known, notes=tuple(sorted(notes)))
+        for name, made in others:
+            if isinstance(made, str):
+                absent[name] = made
+            else:
+                known[name] = _complete(made, first, log, calls) if name == "stability" else made
+                on_study(name, known[name])
+            if out is not None:
+                _keep(out, log, calls[name], name, made if isinstance(made, str) else known[name])
+    return Studies(known, absent, tuple(reused))
 
 
-_OTHERS = ("stability", "simulation", "drift", "replay", "audit", "checks")
-"""Those first that take long to run or to draw."""
-_NEEDED = ("replay",)
+def find_same(
+    log: DraftLog, calls: Mapping[str, Call], out: Path
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Return the results of these very calls below a folder, and reasons where there is none."""
+    found, absent = {}, {}
+    for name, call in calls.items():
+        place = find_result(out / name, name) if (out / name).is_dir() else None
+        if place is None or stored_key(place) != key_of(call.study, log, **call.options):
+            continue
+        reason = left_out(place)
+        if reason is None:
+            found[name] = result_class(name).read(place)
+        else:
+            absent[name] = reason
+    return found, absent
 
 
-def _is_trimmed(evaluation: Evaluation | None) -> bool:
-    return evaluation is not None and bool(evaluation.metrics["trimmed"].any())
+def read_studies(folder: Path) -> Studies:
+    """Return every result below a folder.
+
+    Raises
+    ------
+    InputError
+        No evaluation is there, or no inspection of its log.
+    """
+    results: dict[str, Result] = {}
+    absent = {}
+    for name in RESULTS:
+        place = find_result(folder / name, name) if (folder / name).is_dir() else None
+        if place is None:
+            continue
+        reason = left_out(place)
+        if reason is None:
+            results[name] = result_class(name).read(place)
+        else:
+            absent[name] = reason
+    for name in ("evaluate", "inspect"):
+        if name not in results:
+            raise InputError(
+                f"{folder}: a report needs {folder / name}; make it where the log is: "
+                f"draftlab {name} LOG --out {folder}"
+            )
+    return Studies(results, absent)
 
 
-def _complete(stability: Stability, evaluation: Evaluation) -> Stability:
+def holds_results(path: str | Path) -> bool:
+    """Whether a path is a folder of results and not a log."""
+    folder = Path(path)
+    return any((folder / name / "result.json").is_file() for name in RESULTS)
+
+
+def _complete(
+    made: Result, evaluation: Evaluation, log: DraftLog, calls: Mapping[str, Call]
+) -> Stability:
     """Add the table for which `stability` would evaluate the log once more."""
-    return replace(stability, ceiling_share=ceiling_share_table(evaluation.metrics))
+    found: Any = made
+    key = key_of(stability, log, **calls["stability"].options)
+    whole: Stability = replace(
+        found,
+        ceiling_share=ceiling_share_table(evaluation.metrics),
+        provenance=found.provenance | {"key": key},
+    )
+    return whole
 
 
-Found = tuple[str, Any, list[str]]
-"""Name of a study, its result (None: it cannot be run on the log) and notes."""
+def _keep(out: Path, log: DraftLog, call: Call, name: str, made: Result | str) -> None:
+    if isinstance(made, Result):
+        made.write(out)
+    else:
+        write_left_out(out, name, made, key_of(call.study, log, **call.options))
 
 
-def _run_others(
-    log: DraftLog, names: tuple[str, ...], selected: bool, cost: CostTable | None
-) -> AbstractContextManager[Iterator[Found]]:
+Made = tuple[str, "Result | str"]
+"""Command of a study, and its result or why it cannot be run on the log."""
+
+
+def _run_others(log: DraftLog, calls: Mapping[str, Call]) -> AbstractContextManager[Iterator[Made]]:
     """Run studies one after the other; those of a large log in a process of their own."""
     rows = sum(run.rows["drafts"] for run in log.runs)
-    if not names or rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
-        return nullcontext(run_studies(log, names, selected, cost))
-    return stream_process(run_studies, [run.path for run in log.runs], names, selected, cost)
+    if not calls or rows < _WORTH_A_PROCESS or (os.cpu_count() or 1) < 2:
+        return nullcontext(run_calls(log, dict(calls)))
+    return stream_process(run_calls, log, dict(calls))
 
 
-def run_studies(
-    log: DraftLog | list[str],
-    names: tuple[str, ...],
-    selected: bool = False,
-    cost: CostTable | None = None,
-) -> Iterator[Found]:
-    """Yield each of the named studies as it ends."""
-    opened = open_any(log)
-    notes: list[str] = []
-    runs: dict[str, Callable[[], Any]] = {
-        "stability": lambda: run_stability(opened, ceiling_share=False, allow_trimmed=selected),
-        "simulation": lambda: _simulate(opened, cost, notes),
-        "replay": lambda: run_replay(opened),
-        "drift": lambda: run_drift(opened),
-        "audit": lambda: run_audit(opened),
-        "checks": lambda: run_checks(opened),
-    }
-    for name in names:
-        found = None
+def run_calls(log: DraftLog, calls: dict[str, Call]) -> Iterator[Made]:
+    """Yield each study as it ends."""
+    for name, call in calls.items():
+        more = {"ceiling_share": False} if name == "stability" else {}
         try:
-            found = runs[name]()
+            made: Result | str = call.study(log, **call.options, **more)
         except InputError as error:
-            if name in _NEEDED:
+            if name in NEEDED:
                 raise
-            notes.append(f"{name} left out: {error}")
-        yield name, found, notes.copy()
-        notes.clear()
+            made = str(error)
+        yield name, made
 
 
 _WORTH_A_PROCESS = 100_000
 """Drafts whose study takes longer than the start of a process."""
-
-
-def _simulate(log: DraftLog, cost: CostTable | None, notes: list[str]) -> Simulation:
-    if cost is not None:
-        return _run_policies(log, [cost])
-    costs = [find_cost(MODEL_COST)]
-    try:
-        own = cost_of_log(log)
-    except InputError as error:
-        notes.append(f"the log's own steps make no cost table: {error}")
-    else:
-        K = int(log.runs[0].metadata["num_speculative_tokens"])
-        useless = [check_table(own, requests=c, num_speculative_tokens=K) for c in CONCURRENCIES]
-        costs += [own] if None in useless else []
-        notes.append(_describe(own, useless))
-    return _run_policies(log, costs)
-
-
-def _run_policies(log: DraftLog, costs: list[CostTable]) -> Simulation:
-    return simulate(log, costs, policies=POLICIES, concurrencies=CONCURRENCIES, regret=False)
-
-
-def _describe(cost: CostTable, useless: Sequence[str | None]) -> str:
-    """Say in words what the log's own steps say about trimming; ``useless`` by concurrency."""
-    if None in useless:
-        return f"the log's own steps make a cost table ({cost.note}); it is simulated too"
-    if len(cost.verify.sizes) == 1:
-        return (
-            f"the log's own steps do not tell what a draft costs ({cost.note}); {MODEL_COST} is "
-            "simulated instead, a model"
-        )
-    return (
-        f"cost flat, nothing to gain on the log's own steps ({cost.note}): {useless[-1]}; "
-        f"{MODEL_COST} is simulated instead, a model"
-    )

@@ -5,133 +5,33 @@ Every table belongs to one cell (pair, drafting, K); cells are never pooled.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from draftlab.published import PUBLISHED
+from draftlab.reporting.labels import (
+    ADOPTED,
+    BY_POSITION,
+    MAX_OWN,
+    METRICS,
+    PUBLISHED_LABELS,
+    SECTIONS,
+    CellKey,
+    cells,
+    format_number,
+    label,
+    of_cell,
+    own_predictors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console
-    from rich.table import Table
-
     from draftlab.studies.evaluate import Evaluation
 
-ADOPTED = "logit_qmax"
-"""The feature that vLLM adopted."""
-UNDEFINED = "–"
-"""How an undefined number is printed."""
-METRICS = ("auc", "log_loss", "ece")
-"""The metrics of the published table."""
-BY_POSITION = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence", "overlap")
-"""Predictors that are shown by position; monotone functions of `logit_qmax` rank rows alike."""
-
-MAX_OWN = 3
-"""Predictors of a plugin that are drawn; tables hold all of them."""
 
 _ENDS = tuple(f"{name}_{end}" for name in ("auc", "log_loss") for end in ("low", "high"))
-_POSITIONS_PRINTED = 9
-_CELL = ("run", "pair", "drafting")
-
-
-class CellKey(NamedTuple):
-    """Names one cell of an evaluation."""
-
-    run: str
-    pair: str
-    drafting: str
-    num_speculative_tokens: int
-    """K, the draft positions."""
-
-
-class Label(NamedTuple):
-    """How a predictor is called in print."""
-
-    name: str
-    remark: str
-    """What a reader must know beside the name; may be empty."""
-    section: str
-    """``published``, ``floor``, ``ceiling`` or ``other``."""
-
-
-_SECTIONS = {"published": 0, "other": 1, "floor": 2, "ceiling": 3}
-"""Of the headline table, in its order; others come from a plugin."""
-_PUBLISHED_LABELS = {
-    "log_qmax": ("log(qmax)", ""),
-    "top2_margin": ("log(qmax) - log(q2nd)", ""),
-    "entropy": ("H(q)", ""),
-    "loglog_qmax": ("-log(-log(qmax))", ""),
-    "logit_qmax": ("logit(qmax)", "adopted by vLLM"),
-    "logit_q_sampled": ("logit(q_sampled)", ""),
-    "loglog_q_sampled": ("-log(-log(q_sampled))", ""),
-    "qmax": ("qmax, unfitted", ""),
-    "confidence": ("trained head", "as it is"),
-}
-_LABELS = {
-    **{name: Label(*label, "published") for name, label in _PUBLISHED_LABELS.items()},
-    "constant": Label("constant rate", "floor", "floor"),
-    "per_position": Label("per-position rate", "floor", "floor"),
-    "overlap": Label("overlap", "ceiling: sees the prefix and p", "ceiling"),
-    "accept_prob": Label("accept_prob", "ceiling: sees the draw and p", "ceiling"),
-}
-
-
-def label(predictor: str) -> Label:
-    """Return the printed name of a predictor; one that is not ours keeps its own.
-
-    Examples
-    --------
-    >>> label("logit_qmax").name, label("mine").section
-    ('logit(qmax)', 'other')
-    """
-    return _LABELS.get(predictor, Label(predictor, "", "other"))
-
-
-def own_predictors(evaluation: Evaluation) -> list[str]:
-    """Return the predictors that are not ours, from a plugin, in the order of its tables."""
-    names: list[str] = evaluation.metrics["predictor"].unique(maintain_order=True).to_list()
-    return [name for name in names if name not in _LABELS]
-
-
-def format_number(value: object, digits: int = 4) -> str:
-    """Print a table entry: floats with a fixed number of decimals, counts with commas.
-
-    Examples
-    --------
-    >>> format_number(0.83361), format_number(1234567), format_number(float("nan"))
-    ('0.8336', '1,234,567', '–')
-    >>> format_number(True), format_number(None), format_number("text")
-    ('yes', '–', 'text')
-    """
-    if value is None:
-        return UNDEFINED
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        if math.isnan(value):
-            return UNDEFINED
-        return f"{value + 0.0:.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
-    return str(value)
-
-
-def cells(evaluation: Evaluation) -> list[CellKey]:
-    """Return the cells of an evaluation, in its order."""
-    acceptance = evaluation.acceptance
-    grouped = acceptance.group_by(_CELL, maintain_order=True)
-    # the table has a row for each of the K positions, whether any draft reached it or not
-    counted = grouped.agg(pl.col("position").cast(pl.Int64).max() + 1)
-    return [CellKey(*row) for row in counted.rows()]
-
-
-def of_cell(frame: pl.DataFrame, cell: CellKey) -> pl.DataFrame:
-    """Return the rows of one cell, without the columns that name it."""
-    mine = frame.filter(run=cell.run, pair=cell.pair, drafting=cell.drafting)
-    return mine.drop(_CELL)
 
 
 def headline_table(evaluation: Evaluation, cell: CellKey | None = None) -> pl.DataFrame:
@@ -173,7 +73,7 @@ def headline_table(evaluation: Evaluation, cell: CellKey | None = None) -> pl.Da
         "predictor", "name", "remark", "section", "lossless", "fitted", *METRICS, "ece_null",
         "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "trimmed",
         *theirs, *_ENDS,
-    ).sort(pl.col("section").replace_strict(_SECTIONS), maintain_order=True)  # fmt: skip
+    ).sort(pl.col("section").replace_strict(SECTIONS), maintain_order=True)  # fmt: skip
 
 
 def by_position(
@@ -248,7 +148,7 @@ def coefficient_table(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
         ``b_k`` per position, each with _low and _high, status.
     """
     rows = of_cell(evaluation.coefficients, cell).filter(pl.col("dataset").is_null())
-    shown = [*_PUBLISHED_LABELS, *own_predictors(evaluation)]
+    shown = [*PUBLISHED_LABELS, *own_predictors(evaluation)]
     rows = rows.filter(pl.col("predictor").is_in(shown))
     full = rows.filter(pl.col("fold").is_null())
     intercepts = [
@@ -282,21 +182,6 @@ def to_markdown(titles: list[str], rows: list[list[str]], numeric: list[bool]) -
     """Return rows of text as a Markdown table, numeric columns right-aligned."""
     rule = "|" + "|".join("---:" if right else ":---" for right in numeric) + "|"
     return "\n".join([_markdown_row(titles), rule, *(_markdown_row(row) for row in rows)])
-
-
-def print_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Print every cell of an evaluation as text of at most 100 columns."""
-    for cell in cells(evaluation):
-        for line in (*describe(evaluation, cell), _calibration_line(evaluation, cell)):
-            _print(console, line)
-        console.print(_rich_headline(headline_table(evaluation, cell)))
-        for line in _LEGEND:
-            _print(console, line)
-        console.print(_rich_positions(by_position(evaluation, cell)))
-        if len(of_cell(evaluation.differences, cell)):
-            console.print(_rich_differences(evaluation, cell))
-    for note in evaluation.notes:
-        _print(console, f"note: {note}")
 
 
 def describe(evaluation: Evaluation, cell: CellKey) -> list[str]:
@@ -342,7 +227,7 @@ def excluded_text(evaluation: Evaluation, cell: CellKey) -> str:
     return (", ".join(parts) or "none") + (several if reasons["rows"].sum() > total else "")
 
 
-def _calibration_line(evaluation: Evaluation, cell: CellKey) -> str:
+def calibration_line(evaluation: Evaluation, cell: CellKey) -> str:
     """Return what ECE perfect calibration of the adopted feature would show, in words."""
     table = headline_table(evaluation, cell)
     adopted = table.filter(predictor=ADOPTED)
@@ -371,97 +256,3 @@ def _mean_entropy(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
 def _markdown_row(entries: Iterable[str]) -> str:
     escaped = (entry.replace("|", "\\|").replace("\n", " ") for entry in entries)
     return "| " + " | ".join(escaped) + " |"
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False)
-
-
-_LEGEND = (
-    "Below the first rule the floors, below the second the ceilings: overlap sees prefix and p,",
-    "accept_prob the draw too. exp.: ECE expected of perfect calibration at this n. pred.: mean",
-    "prediction. publ.: vLLM PR #52228, other models and traffic, so only the order compares.",
-    "",
-)
-_PRINTED = {
-    "auc": "AUC",
-    "log_loss": "log-\nloss",
-    "ece": "ECE",
-    "ece_null": "exp.",
-    "brier": "Brier",
-    "mean_prediction": "pred.",
-    "published_auc": "publ.\nAUC",
-    "published_log_loss": "publ.\nloss",
-    "published_ece": "publ.\nECE",
-}
-
-
-def _rich_headline(table: pl.DataFrame) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    out.add_column("predictor", max_width=24, vertical="bottom")
-    out.add_column("loss-\nless", max_width=5)
-    for name, title in _PRINTED.items():
-        out.add_column(title, justify="right", style="dim" if "published" in name else None)
-    previous = None
-    for row in table.rows(named=True):
-        if previous not in (None, row["section"]):
-            out.add_section()
-        previous = row["section"]
-        main = row["predictor"] == ADOPTED
-        out.add_row(
-            Text(f"{row['name']}, adopted" if main else row["name"]),
-            format_number(row["lossless"]),
-            *(format_number(row[column]) for column in _PRINTED),
-            style="bold" if main else "",
-        )
-    return out
-
-
-def _rich_differences(evaluation: Evaluation, cell: CellKey) -> Table:
-    """Return the adopted feature minus the others, paired, with 95 % intervals by prompt."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = of_cell(evaluation.differences, cell).filter(
-        pl.col("metric").is_in(["auc", "log_loss"]), scope="overall", predictor_a=ADOPTED
-    )
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    out.add_column(f"{label(ADOPTED).name} minus", max_width=24)
-    for title in ("AUC", "log-loss"):
-        out.add_column(f"{title} [95 % by prompt; ? covers 0]", justify="right")
-    for name in rows["predictor_b"].unique(maintain_order=True):
-        mine = rows.filter(predictor_b=name)
-        entries = [_difference(mine.filter(metric=metric)) for metric in ("auc", "log_loss")]
-        out.add_row(Text(label(name).name), *entries)
-    return out
-
-
-def _difference(rows: pl.DataFrame) -> str:
-    if rows.is_empty():
-        return UNDEFINED
-    row = rows.row(0, named=True)
-    sure = " " if row["distinguishable"] else "?"
-    return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{sure}"
-
-
-def _rich_positions(table: pl.DataFrame) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    positions = table["position"].unique().sort().to_list()
-    shown = positions[:_POSITIONS_PRINTED]
-    more = "" if len(shown) == len(positions) else f" (first {len(shown)} of {len(positions)})"
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    out.add_column(f"AUC by position{more}", max_width=24)
-    for position in shown:
-        out.add_column(str(position), justify="right")
-    for name in table["name"].unique(maintain_order=True):
-        values = dict(table.filter(name=name).select("position", "auc").iter_rows())
-        out.add_row(Text(name), *(format_number(values.get(k)) for k in shown))
-    return out

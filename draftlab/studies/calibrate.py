@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from draftlab import metrics, provenance
+from draftlab import metrics
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, read_admitted, read_cells
 from draftlab.grading.prepare import Prepared, prepare, refuse_trimmed
-from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.files import write_json
 from draftlab.log.reader import open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.metrics.intervals import mean_interval
@@ -31,10 +30,11 @@ from draftlab.predictors.calibration import (
     survival_ece,
 )
 from draftlab.predictors.survival import log_odds_of_log, product
-from draftlab.studies.evaluate import hash_log
+from draftlab.results import Note, Result, as_names, study, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.log.reader import DraftLog
@@ -45,52 +45,35 @@ TABLES = ("metrics", "calibrators", "temperatures")
 _FIT, _GRADED = 0, 1
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Calibration(Result):
     """Result of `calibrate`. Tables carry run, pair and drafting."""
 
-    metrics: pl.DataFrame
-    """On prompts that no calibrator saw: source, view, method (``none``: as it is), per_position,
-    position (null: all), n, n_prompts, auc, log_loss, log_loss_gain (over ``none``, positive is
-    better) with _low and _high (95 % by group), brier, ece, ece_bins, ece_debiased, ece_null,
-    smooth_ece. Conditional methods meet conditional labels, ``sts`` survival labels; its ece has
-    20 bins, as DeepSpec's."""
-    calibrators: pl.DataFrame
-    """One row per fitted parameter: source, method, per_position, position, parameter, value, n,
-    note (null parameter: the identity, the note says why)."""
-    temperatures: pl.DataFrame
-    """STS: source, position, temperature, n (proposals that reach it), ece_before, ece_after
-    (cumulative, on the rows it was fitted to), at_edge (of the grid), thin (few rows)."""
-    files: dict[str, dict[str, Any]]
+    command = "calibrate"
+
+    metrics: pl.DataFrame = tidy(
+        """On prompts that no calibrator saw: source, view, method (``none``: as it is),
+        per_position, position (null: all), n, n_prompts, auc, log_loss, log_loss_gain (over
+        ``none``, positive is better) with _low and _high (95 % by group), brier, ece, ece_bins,
+        ece_debiased, ece_null, smooth_ece. Conditional methods meet conditional labels, ``sts``
+        survival labels; its ece has 20 bins, as DeepSpec's."""
+    )
+    calibrators: pl.DataFrame = tidy(
+        """One row per fitted parameter: source, method, per_position, position, parameter, value,
+        n, note (null parameter: the identity, the note says why)."""
+    )
+    temperatures: pl.DataFrame = tidy(
+        """STS: source, position, temperature, n (proposals that reach it), ece_before, ece_after
+        (cumulative, on the rows it was fitted to), at_edge (of the grid), thin (few rows)."""
+    )
+    calibration: dict[str, dict[str, Any]]
     """Content of calibration.json, by source."""
-    notes: list[str]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "calibrate",
-            "settings": self.settings,
-            "notes": self.notes,
-            **{name: to_records(getattr(self, name)) for name in TABLES},
-            "calibration": self.files,
-            "provenance": self.provenance,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/calibrate/*.parquet, result.json and calibration.json; return the folder.
-
-        calibration.json is of the first source; those of others are calibration-SOURCE.json.
-        """
-        folder = Path(out) / "calibrate"
-        for name in TABLES:
-            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
-        for index, (source, content) in enumerate(self.files.items()):
+    def write_more(self, folder: Path) -> None:
+        """Write calibration.json, and calibration-SOURCE.json of the sources behind the first."""
+        for index, (source, content) in enumerate(self.calibration.items()):
             name = "calibration" if index == 0 else f"calibration-{source}"
             write_json(folder / f"{name}.json", content)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
 
 
 class _Made(NamedTuple):
@@ -98,14 +81,15 @@ class _Made(NamedTuple):
     calibrators: list[dict[str, Any]]
     temperatures: list[dict[str, Any]]
     file: dict[str, Any]
-    notes: list[str]
+    notes: list[Note]
 
 
+@study
 def calibrate(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
-    sources: Sequence[str] | None = None,
-    methods: Sequence[str] = tuple(CALIBRATORS),
+    sources: str | Sequence[str] | None = None,
+    methods: str | Sequence[str] | None = None,
     n_bins: int = NUM_BINS,
     allow_trimmed: bool = False,
     out: str | Path | None = None,
@@ -119,10 +103,10 @@ def calibrate(
     ----------
     log : path, paths or DraftLog
         Of one pair, K and drafting: a calibration belongs to one.
-    sources : sequence of str, optional
+    sources : str or sequence of str, optional
         Of `SOURCES`; those that the log has unless told.
-    methods : sequence of str
-        Of `CALIBRATORS`.
+    methods : str or sequence of str, optional
+        Of `CALIBRATORS`; all unless told.
     n_bins : int
         Equal-width bins of the conditional ECE.
     allow_trimmed : bool
@@ -142,10 +126,11 @@ def calibrate(
     >>> import tempfile
     >>> from draftlab.synth import synth_log
     >>> run = synth_log(tempfile.mkdtemp(), num_requests=100, slope=0.5)
-    >>> found = calibrate(run, methods=["platt"])
+    >>> found = calibrate(run, methods="platt")
     >>> found.calibrators.filter(parameter="slope", per_position=False)["value"].round(1).to_list()
     [0.5]
     """
+    sources, methods = as_names(sources), as_names(methods) or list(CALIBRATORS)
     _check(sources, methods, n_bins)
     opened = open_any(log)
     cells = read_cells(opened, sorted({c for s in SOURCES for c in PREDICTORS[s].columns}))
@@ -163,14 +148,14 @@ def calibrate(
         "pair": cell.pair,
         "drafting": cell.drafting,
         "sampling": _sampling(opened, cell),
-        "data_hash": hash_log(opened),
+        "data_hash": opened.fingerprint,
     }
     made = {source: _calibrate(cell, source, methods, n_bins, origin) for source in chosen}
-    result = Calibration(
+    return Calibration(
         metrics=_frame(cell, [row for one in made.values() for row in one.metrics]),
         calibrators=_frame(cell, [row for one in made.values() for row in one.calibrators]),
         temperatures=_frame(cell, [row for one in made.values() for row in one.temperatures]),
-        files={source: one.file for source, one in made.items()},
+        calibration={source: one.file for source, one in made.items()},
         notes=[note for one in made.values() for note in one.notes],
         settings={
             "sources": chosen,
@@ -180,11 +165,8 @@ def calibrate(
             "sts_grid": list(STS_GRID),
             "split": "prompts dealt into two halves; fitted on the first, graded on the second",
         },
-        provenance=provenance.collect(input_hash=origin["data_hash"]),
+        provenance={},
     )
-    if out is not None:
-        result.write(out)
-    return result
 
 
 def _check(sources: Sequence[str] | None, methods: Sequence[str], n_bins: int) -> None:
@@ -448,21 +430,24 @@ def _null(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _notes(source: str, fitted: list[Calibrator], sts: Sts) -> list[str]:
+def _notes(source: str, fitted: list[Calibrator], sts: Sts) -> list[Note]:
     notes = [
-        f"{source}, {one.method}"
-        + (f", position {row['position']}" if one.per_position else "")
-        + f": {row['note']}"
-        for one in fitted
-        for row in parameters_of(one)
+        Note(
+            "calibrator",
+            f"{source}, {each.method}"
+            + (f", position {row['position']}" if each.per_position else "")
+            + f": {row['note']}",
+        )
+        for each in fitted
+        for row in parameters_of(each)
         if row["note"]
     ]
-    for marked, text in (
-        (sts.at_edge, "the best temperature lies at the edge of the grid"),
-        (sts.thin & (sts.counts > 0), "thin data"),
-        (sts.counts == 0, "no row reaches it, its temperature stays 1"),
+    for code, marked, text in (
+        ("grid_edge", sts.at_edge, "the best temperature lies at the edge of the grid"),
+        ("thin_data", sts.thin & (sts.counts > 0), "thin data"),
+        ("unreached", sts.counts == 0, "no row reaches it, its temperature stays 1"),
     ):
         positions = np.flatnonzero(marked).tolist()
         if positions:
-            notes.append(f"{source}, sts, positions {positions}: {text}")
+            notes.append(Note(code, f"{source}, sts, positions {positions}: {text}"))
     return notes

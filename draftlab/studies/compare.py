@@ -6,19 +6,18 @@ number less its influence on the other, so that what makes a prompt hard for bot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
-from draftlab.log.files import to_records
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import divide, sum_by
 from draftlab.metrics.intervals import half_width, row_pairs
+from draftlab.results import Note, Result, study, tidy
 from draftlab.schema import REQUESTS
 from draftlab.studies.evaluate import Evaluation, evaluate
 
@@ -61,35 +60,27 @@ _SETUP = (
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Comparison(Result):
     """Tidy results of `compare`; a and b are the two logs, differences are a - b."""
 
-    setup: pl.DataFrame
-    """One row per setting: setting, a, b, differs, consequence (what that makes of the numbers;
-    empty where they agree)."""
-    predictors: pl.DataFrame
-    """One row per predictor and metric on the positions that both logs have: predictor, lossless,
-    metric (auc, log_loss, brier, mean_prediction), a, b, difference, low, high (95 % by prompt),
-    distinguishable (null: no interval), n_a, n_b, n_prompts (prompts in the interval), paired (at
-    least half of them are in both)."""
-    acceptance: pl.DataFrame
-    """One row per measure (acceptance_length, conditional), dataset (null: all) and position
-    (null: all): a, b, difference, low, high, distinguishable, n_a, n_b, n_prompts, paired,
-    comparable (False: a rate over all positions at different K; its difference is null)."""
-    notes: list[str]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "compare"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "compare",
-            "settings": self.settings,
-            "notes": self.notes,
-            **{name: to_records(getattr(self, name)) for name in TABLES},
-            "provenance": self.provenance,
-        }
+    setup: pl.DataFrame = tidy(
+        """One row per setting: setting, a, b, differs, consequence (what that makes of the numbers;
+        empty where they agree)."""
+    )
+    predictors: pl.DataFrame = tidy(
+        """One row per predictor and metric on the positions that both logs have: predictor,
+        lossless, metric (auc, log_loss, brier, mean_prediction), a, b, difference, low, high (95 %
+        by prompt), distinguishable (null: no interval), n_a, n_b, n_prompts (prompts in the
+        interval), paired (at least half of them are in both)."""
+    )
+    acceptance: pl.DataFrame = tidy(
+        """One row per measure (acceptance_length, conditional), dataset (null: all) and position
+        (null: all): a, b, difference, low, high, distinguishable, n_a, n_b, n_prompts, paired,
+        comparable (False: a rate over all positions at different K; its difference is null)."""
+    )
 
 
 class _Side(NamedTuple):
@@ -113,11 +104,13 @@ class _Influence(NamedTuple):
     strata: int
 
 
+@study
 def compare(
     a: DraftLog | str | Path | Sequence[str | Path],
     b: DraftLog | str | Path | Sequence[str | Path],
     *,
     allow_trimmed: bool = True,
+    out: str | Path | None = None,
 ) -> Comparison:
     """Compare two logs of one cell each: predictors, acceptance lengths, conditional acceptance.
 
@@ -128,6 +121,8 @@ def compare(
         ``setup`` then says.
     allow_trimmed : bool
         Take logs of adaptive verification, with a warning in ``setup``.
+    out : path, optional
+        Write the result there.
 
     Returns
     -------
@@ -156,9 +151,7 @@ def compare(
         acceptance=_compare_acceptance(first, second, len(prompts), same_k=same_k),
         notes=_notes(evaluations),
         settings={"paired_share": PAIRED_SHARE, "folds": evaluations[0].settings["folds"]},
-        provenance=provenance.collect(
-            input_hash=", ".join(str(e.provenance.get("input_hash")) for e in evaluations)
-        ),
+        provenance={},
     )
 
 
@@ -405,9 +398,9 @@ def _compare_means(parts: list[pl.DataFrame], column: str, num_prompts: int) -> 
     return _difference(*sides) | counts
 
 
-def _notes(evaluations: list[Evaluation]) -> list[str]:
+def _notes(evaluations: list[Evaluation]) -> list[Note]:
     return [
-        f"log {name}: {note}"
+        replace(note, text=f"log {name}: {note.text}")
         for name, evaluation in zip("ab", evaluations, strict=True)
         for note in evaluation.notes
     ]

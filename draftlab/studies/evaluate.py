@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
 from draftlab.features import LOG_ODDS_LIMIT
-from draftlab.grading.cells import Cell, acceptance_table, read_cells
+from draftlab.grading.cells import Cell, acceptance_table, name_cell, read_cells
 from draftlab.grading.differences import Compare, difference_table
 from draftlab.grading.grade import Grade, Orders, grade
 from draftlab.grading.prepare import NUM_FOLDS, Prepared, prepare, refuse_trimmed
 from draftlab.grading.refit import fit_notes, no_coefficients, refit
 from draftlab.grading.survival import PRODUCTS, Coefficients, SurvivalTables, grade_survival
-from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.parallel import run_threads
-from draftlab.plugins import Plugin
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.predictors.baselines import PREDICTORS, Predictor
 from draftlab.predictors.survival import SURVIVAL
+from draftlab.results import Note, Result, as_names, study, tidy, unreadable_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.grading.rows import GradedRows
-
-TABLES = (
-    *("metrics", "differences", "coefficients", "acceptance", "reliability", "exclusions"),
-    *("survival", "lengths", "length_calibration", "ece_conventions", "plugin_metrics"),
-)
 
 _METRICS = (
     *("predictor", "lossless", "fitted", "trimmed", "view", "scope", "dataset", "position"),
@@ -46,93 +41,94 @@ _METRICS = (
     *("brier", "brier_low", "brier_high"),
     *("brier_reliability", "brier_resolution", "brier_uncertainty", "brier_within"),
 )
-_SELECTED = (
+_TRIMMED = (
     "adaptive verification chose the observed rows: grades do not compare predictors; "
     "hidden_share in acceptance says how many rows it hid"
 )
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Evaluation(Result):
     """Tidy results of `evaluate`. Every table carries run, pair and drafting.
 
     Undefined numbers are NaN beside their counts. A null in ``dataset``, ``position`` or
     ``fold`` means all of them.
     """
 
-    metrics: pl.DataFrame
-    """One row per predictor, scope, dataset and position: run, pair, drafting, predictor,
-    lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_prompts,
-    n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
-    ece_debiased, ece_null, ece_null_high, brier. Mean prediction, AUC, log-loss and Brier with
-    _low and _high, 95 % by group; NaN with fewer than two groups. brier = brier_reliability -
-    brier_resolution + brier_uncertainty + brier_within, over the bins of ECE."""
-    differences: pl.DataFrame
-    """One row per pair of predictors, metric, scope and position, graded on the same rows: run,
-    pair, drafting, scope, position, predictor_a, predictor_b, metric, difference (a - b), low,
-    high (95 % by group, paired), distinguishable (the interval leaves 0 out; null: no interval)."""
-    coefficients: pl.DataFrame
-    """One row per fit and position: run, pair, drafting, predictor, dataset, fold (null: fit on
-    all rows; otherwise without the rows of that fold), position, slope, intercept, both with _low
-    and _high (95 % by group, of fits to all rows or all of a dataset), n (training rows at the
-    position), status, ridge, iterations, log_likelihood (of the whole fit)."""
-    acceptance: pl.DataFrame
-    """One row per dataset (null: all) and position, eligible rows: run, pair, drafting, dataset,
-    position, n_proposed, n_admitted (sent and graded), n_observed, n_accepted,
-    conditional_rate, survival_rate, hidden_share (proposed, not sent), mean_entropy."""
-    reliability: pl.DataFrame
-    """One row per predictor and bin over all rows: run, pair, drafting, predictor, bin, low,
-    high, n, n_accepted, mean_prediction, rate."""
-    exclusions: pl.DataFrame
-    """Rows that were not graded: run, pair, drafting, reason, rows, labelled (those of them with
-    a label). A row with two reasons counts under each, under ``total`` once."""
-    survival: pl.DataFrame
-    """The other view, never mixed with ``metrics``: whether everything up to a position was
-    accepted, on admitted rows. Columns of ``metrics`` without n_excluded and n_clamped; view is
-    ``survival``, n counts admitted rows and n_accepted those that survived."""
-    lengths: pl.DataFrame
-    """Expected against observed accepted draft tokens of a proposal, by survival predictor and
-    dataset (null: all): run, pair, drafting, predictor, lossless, dataset, n_proposals, n_prompts,
-    expected_accepted, observed_accepted, bias, bias_low, bias_high, correlation."""
-    length_calibration: pl.DataFrame
-    """The same in ten bins of equal mass by expected length: run, pair, drafting, predictor, bin,
-    low, high, n_proposals, n_prompts, expected_accepted, observed_accepted,
-    observed_accepted_low, observed_accepted_high."""
-    ece_conventions: pl.DataFrame
-    """How ECE over all rows depends on its convention: run, pair, drafting, predictor, view, bins
-    (width, mass or smooth), n_bins, value (mean or centre of the bin), ece, ece_null (expected of
-    perfect calibration)."""
-    plugin_metrics: pl.DataFrame
-    """Metrics of a plugin on pooled held-out log-odds: run, pair, drafting, predictor, metric,
-    scope (overall, without_first, position, dataset), dataset, position, n, value."""
-    predictions: pl.DataFrame | None
-    """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
-    group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor."""
-    notes: list[str]
-    """What a reader must know: predictors and rows left out, separable fits, pooled runs."""
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "evaluate"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything but the predictions as strict JSON content, NaN as null."""
-        tables = {name: to_records(getattr(self, name)) for name in TABLES}
-        return {
-            "command": "evaluate",
-            "settings": self.settings,
-            "notes": self.notes,
-            **tables,
-            "provenance": self.provenance,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/evaluate/*.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "evaluate"
-        for name in TABLES:
-            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
-        if self.predictions is not None:
-            replace_file(folder / "predictions.parquet", self.predictions.write_parquet)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
+    metrics: pl.DataFrame = tidy(
+        """One row per predictor, scope, dataset and position: run, pair, drafting, predictor,
+        lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_prompts,
+        n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
+        ece_debiased, ece_null, ece_null_high, brier. Mean prediction, AUC, log-loss and Brier with
+        _low and _high, 95 % by group; NaN with fewer than two groups. brier = brier_reliability -
+        brier_resolution + brier_uncertainty + brier_within, over the bins of ECE."""
+    )
+    differences: pl.DataFrame = tidy(
+        """One row per pair of predictors, metric, scope and position, graded on the same rows: run,
+        pair, drafting, scope, position, predictor_a, predictor_b, metric, difference (a - b), low,
+        high (95 % by group, paired), distinguishable (the interval leaves 0 out; null: no
+        interval)."""
+    )
+    coefficients: pl.DataFrame = tidy(
+        """One row per fit and position: run, pair, drafting, predictor, dataset, fold (null: fit on
+        all rows; otherwise without the rows of that fold), position, slope, intercept, both with
+        _low and _high (95 % by group, of fits to all rows or all of a dataset), n (training rows at
+        the position), status, ridge, iterations, log_likelihood (of the whole fit)."""
+    )
+    acceptance: pl.DataFrame = tidy(
+        """One row per dataset (null: all) and position, eligible rows: run, pair, drafting,
+        dataset, position, n_proposed, n_admitted (sent and graded), n_observed, n_accepted,
+        conditional_rate, survival_rate, hidden_share (proposed, not sent), mean_entropy."""
+    )
+    reliability: pl.DataFrame = tidy(
+        """One row per predictor and bin over all rows: run, pair, drafting, predictor, bin, low,
+        high, n, n_accepted, mean_prediction, rate."""
+    )
+    exclusions: pl.DataFrame = tidy(
+        """Rows that were not graded: run, pair, drafting, reason, rows, labelled (those of them
+        with a label). A row with two reasons counts under each, under ``total`` once."""
+    )
+    survival: pl.DataFrame = tidy(
+        """The other view, never mixed with ``metrics``: whether everything up to a position was
+        accepted, on admitted rows. Columns of ``metrics`` without n_excluded and n_clamped; view is
+        ``survival``, n counts admitted rows and n_accepted those that survived."""
+    )
+    lengths: pl.DataFrame = tidy(
+        """Expected against observed accepted draft tokens of a proposal, by survival predictor and
+        dataset (null: all): run, pair, drafting, predictor, lossless, dataset, n_proposals,
+        n_prompts, expected_accepted, observed_accepted, bias, bias_low, bias_high, correlation."""
+    )
+    length_calibration: pl.DataFrame = tidy(
+        """The same in ten bins of equal mass by expected length: run, pair, drafting, predictor,
+        bin, low, high, n_proposals, n_prompts, expected_accepted, observed_accepted,
+        observed_accepted_low, observed_accepted_high."""
+    )
+    ece_conventions: pl.DataFrame = tidy(
+        """How ECE over all rows depends on its convention: run, pair, drafting, predictor, view,
+        bins (width, mass or smooth), n_bins, value (mean or centre of the bin), ece, ece_null
+        (expected of perfect calibration)."""
+    )
+    plugin_metrics: pl.DataFrame = tidy(
+        """Metrics of a plugin on pooled held-out log-odds: run, pair, drafting, predictor, metric,
+        scope (overall, without_first, position, dataset), dataset, position, n, value."""
+    )
+    smooth_curves: pl.DataFrame = tidy(
+        """Observed rate without bins, all rows: run, pair, drafting, predictor, bandwidth (the
+        smooth ECE, at least 0.02), prob (256 points), rate (NaN where no row is near), density
+        (rows per unit of prediction, integral 1).""",
+        bulky=True,
+    )
+    scores: pl.DataFrame = tidy(
+        """Rows by predicted log-odds and label: run, pair, drafting, predictor, low, high (the
+        outermost bins hold all beyond), n_accepted, n_rejected."""
+    )
+    predictions: pl.DataFrame | None = tidy(
+        """With ``keep_predictions``, one row per graded row: run, step, slot, position, dataset,
+        group, drafting, fold (0 in sample), accepted, and the log-odds of each predictor.""",
+        bulky=True,
+    )
 
 
 class _Options(NamedTuple):
@@ -150,25 +146,17 @@ class _Options(NamedTuple):
 class _Graded(NamedTuple):
     """One cell: its tables, without the columns that name the cell."""
 
-    metrics: pl.DataFrame
-    differences: pl.DataFrame
-    coefficients: pl.DataFrame
-    acceptance: pl.DataFrame
-    reliability: pl.DataFrame
-    exclusions: pl.DataFrame
-    survival: pl.DataFrame
-    lengths: pl.DataFrame
-    length_calibration: pl.DataFrame
-    ece_conventions: pl.DataFrame
-    plugin_metrics: pl.DataFrame
+    tables: dict[str, pl.DataFrame]
+    """By the names of `Evaluation`."""
     predictions: pl.DataFrame | None
-    notes: list[str]
+    notes: list[Note]
 
 
+@study
 def evaluate(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
-    predictors: Sequence[str] | None = None,
+    predictors: str | Sequence[str] | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
     n_bins: int = NUM_BINS,
@@ -177,7 +165,7 @@ def evaluate(
     pool: bool = False,
     keep_predictions: bool = False,
     compare: Compare = "adopted",
-    plugin: Plugin | None = None,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
 ) -> Evaluation:
     """Refit every predictor of conditional acceptance and grade it on held-out rows.
@@ -191,7 +179,7 @@ def evaluate(
     ----------
     log : path, paths or DraftLog
         Runs of one cell are pooled, cells are not.
-    predictors : sequence of str, optional
+    predictors : str or sequence of str, optional
         Names in `PREDICTORS`; all that the log allows unless told.
     in_sample : bool
         Fit and grade on the same rows, as published tables do, instead of cross-fitting.
@@ -213,8 +201,8 @@ def evaluate(
     compare : {"adopted", "all"}
         Which pairs of predictors ``differences`` holds: `logit_qmax` against every other, or
         every pair.
-    plugin : Plugin, optional
-        A user's features, predictors and metrics, from `plugins.load_plugins`.
+    plugin : Plugin, path or paths, optional
+        A user's features, predictors and metrics: Python files, or what `load_plugins` gives.
     out : path, optional
         Write the result there.
 
@@ -238,8 +226,8 @@ def evaluate(
     >>> overall["predictor"].to_list(), overall["auc"].round(2).to_list()
     (['logit_qmax', 'constant'], [0.7, 0.5])
     """
-    added = plugin or Plugin()
-    asked = _look_up(predictors, added.known_predictors())
+    added = as_plugin(plugin)
+    asked = added.choose_predictors(as_names(predictors))
     options = _Options(
         in_sample=in_sample,
         folds=folds,
@@ -256,37 +244,13 @@ def evaluate(
     cells = read_cells(opened, columns, pool=pool)
     refuse_trimmed(cells, asked, allow_trimmed)
     graded, failures = _grade_cells(cells, asked, options)
-    result = Evaluation(
-        metrics=_stack(graded, "metrics"),
-        differences=_stack(graded, "differences"),
-        coefficients=_stack(graded, "coefficients"),
-        acceptance=_stack(graded, "acceptance"),
-        reliability=_stack(graded, "reliability"),
-        exclusions=_stack(graded, "exclusions"),
-        survival=_stack(graded, "survival"),
-        lengths=_stack(graded, "lengths"),
-        length_calibration=_stack(graded, "length_calibration"),
-        ece_conventions=_stack(graded, "ece_conventions"),
-        plugin_metrics=_stack(graded, "plugin_metrics"),
+    return Evaluation(
+        **_stack(graded),
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
         settings=_settings(options, asked, graded),
-        provenance=provenance.collect(input_hash=hash_log(opened)),
+        provenance={},
     )
-    if out is not None:
-        result.write(out)
-    return result
-
-
-def _look_up(names: Sequence[str] | None, known: dict[str, Predictor]) -> list[Predictor]:
-    if names is None:
-        return list(known.values())
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(known)}")
-    if not names:
-        raise InputError(f"no predictor named; known: {', '.join(known)}")
-    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _check(options: _Options) -> None:
@@ -328,23 +292,21 @@ class _Conditional(NamedTuple):
     """By predictor: what predicted the rows of each fold."""
     fold_of_prompt: IntArray
     dropped: dict[str, int]
-    notes: list[str]
+    notes: list[Note]
 
 
 def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
     # one after the other, so that the rows of one view are gone before the other's are read
     one = _conditional(cell, predictors, options)
     other = _survival(cell, one, options)
-    return _Graded(
-        **one.tables,
-        acceptance=acceptance_table(cell),
-        exclusions=_exclusions(cell, one.dropped),
-        survival=other.metrics,
-        lengths=other.lengths,
-        length_calibration=other.length_calibration,
-        predictions=one.predictions,
-        notes=one.notes + other.notes,
-    )
+    tables = one.tables | {
+        "acceptance": acceptance_table(cell),
+        "exclusions": _exclusions(cell, one.dropped),
+        "survival": other.metrics,
+        "lengths": other.lengths,
+        "length_calibration": other.length_calibration,
+    }
+    return _Graded(tables, one.predictions, one.notes + other.notes)
 
 
 def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> _Conditional:
@@ -379,9 +341,10 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
             "differences": difference_table(rows, grades, options.compare),
             "coefficients": coefficients,
             "reliability": _by_predictor({name: one.reliability for name, one in grades.items()}),
-            "ece_conventions": _by_predictor(
-                {name: _conventions(graded) for name, graded in grades.items()}
-            ),
+            **{
+                name: _by_predictor({p: made.calibration[name] for p, made in grades.items()})
+                for name in ("ece_conventions", "smooth_curves", "scores")
+            },
             "plugin_metrics": _plugin_metrics(rows, grades, options.plugin),
         },
         predictions=predictions,
@@ -391,11 +354,6 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
         dropped=ready.dropped,
         notes=ready.notes + fit_notes(coefficients),
     )
-
-
-def _conventions(graded: Grade) -> pl.DataFrame:
-    assert graded.conventions is not None, "the conditional view has them"
-    return graded.conventions.select(pl.lit(graded.view).alias("view"), pl.all())
 
 
 def _fold_of_prompt(cell: Cell, ready: Prepared) -> IntArray:
@@ -544,37 +502,34 @@ def _stack_predictions(graded: list[tuple[Cell, _Graded]]) -> pl.DataFrame:
     return pl.concat(found, how="diagonal")
 
 
-def _stack(graded: list[tuple[Cell, _Graded]], name: str) -> pl.DataFrame:
-    """Stack a table of all cells, each row with the names of its cell."""
-    stacked: pl.DataFrame = pl.concat(
-        [
-            getattr(tables, name).select(
-                pl.lit(cell.run).alias("run"),
-                pl.lit(cell.pair).alias("pair"),
-                pl.lit(cell.drafting).alias("drafting"),
-                pl.all(),
-            )
-            for cell, tables in graded
-        ]
-    )
-    return stacked
+def _stack(graded: list[tuple[Cell, _Graded]]) -> dict[str, pl.DataFrame]:
+    """Stack each table of all cells, each row with the names of its cell."""
+    return {
+        name: pl.concat([name_cell(cell, made.tables[name]) for cell, made in graded])
+        for name in graded[0][1].tables
+    }
 
 
 def _notes(
     log: DraftLog, graded: list[tuple[Cell, _Graded]], failures: list[InputError]
-) -> list[str]:
-    notes = [f"{problem.path}: {problem.message}; its rows are missing" for problem in log.problems]
-    notes += [f"not graded: {error}" for error in failures]
-    for cell, tables in graded:
-        where = f"{cell.run} ({cell.drafting}): " if len(graded) > 1 else ""
-        if mixed := _mixture(cell):
-            notes.append(f"{where}pooled on request: {mixed} differ between the rows")
-        if len(cell.runs) > 1:
-            notes.append(f"{where}rows of {len(cell.runs)} runs are pooled")
-        if cell.trimmed:
-            notes += [f"{where}{_SELECTED}", *_range_notes(cell, where)]
-        notes += [where + note for note in tables.notes]
+) -> list[Note]:
+    notes = unreadable_notes(log)
+    notes += [Note("not_graded", f"not graded: {error}") for error in failures]
+    for cell, made in graded:
+        of_cell = [*_cell_notes(cell), *made.notes]
+        where = f"{cell.run} ({cell.drafting})" if len(graded) > 1 else ""
+        notes += [replace(note, run=where) for note in of_cell]
     return notes + _length_notes([cell for cell, _ in graded])
+
+
+def _cell_notes(cell: Cell) -> Iterator[Note]:
+    if mixed := _mixture(cell):
+        yield Note("pooled", f"pooled on request: {mixed} differ between the rows")
+    if len(cell.runs) > 1:
+        yield Note("several_runs", f"rows of {len(cell.runs)} runs are pooled")
+    if cell.trimmed:
+        yield Note("trimmed", _TRIMMED)
+        yield from _range_notes(cell)
 
 
 def _mixture(cell: Cell) -> str:
@@ -583,13 +538,13 @@ def _mixture(cell: Cell) -> str:
     return ", ".join(mixed)
 
 
-def _range_notes(cell: Cell, where: str) -> list[str]:
+def _range_notes(cell: Cell) -> Iterator[Note]:
     """Say where a fit on selected rows holds: trimming hid one end of the feature's range."""
     predictor = PREDICTORS.get(str(cell.trimmed_by))
     if predictor is None or predictor.feature is None:
-        return []
+        return
     if not set(predictor.columns) <= set(cell.rows.columns):
-        return []
+        return
     ranges = (
         cell.rows.drop_nulls(predictor.columns)
         .group_by("position")
@@ -597,21 +552,26 @@ def _range_notes(cell: Cell, where: str) -> list[str]:
         .sort("position")
     )
     text = ", ".join(f"{k}: {low:.2f} to {high:.2f}" for k, low, high in ranges.iter_rows())
-    return [
-        f"{where}{predictor.name} trimmed the log: by position its verified rows range over "
-        f"{text}; beyond that its fit is extrapolated"
-    ]
+    yield Note(
+        "trimmed_range",
+        f"{predictor.name} trimmed the log: by position its verified rows range over {text}; "
+        "beyond that its fit is extrapolated",
+    )
 
 
-def _length_notes(cells: list[Cell]) -> list[str]:
+def _length_notes(cells: list[Cell]) -> list[Note]:
     """Say that acceptance rates of different K do not compare: the rate falls as K rises."""
     lengths = sorted({cell.num_positions for cell in cells})
     if len(lengths) < 2:
         return []
     named = ", ".join(map(str, lengths))
     return [
-        f"K differs ({named}): accepted / drafted falls as K rises even with the same drafter, "
-        "so it ranks nothing here; compare conditional rates by position, or acceptance length"
+        Note(
+            "different_k",
+            f"K differs ({named}): accepted / drafted falls as K rises even with the same "
+            "drafter, so it ranks nothing here; compare conditional rates by position, or "
+            "acceptance length",
+        )
     ]
 
 
@@ -627,7 +587,7 @@ def _settings(
         "slope_per_position": options.slope_per_position,
         "log_odds_limit": LOG_ODDS_LIMIT,
         "predictors": {predictor.name: predictor.doc for predictor in predictors},
-        "plugins": list(options.plugin.paths),
+        "plugins": [shown_path(path) for path in options.plugin.paths],
         "cells": [
             {
                 "run": cell.run,
@@ -639,11 +599,3 @@ def _settings(
             for cell, _ in graded
         ],
     }
-
-
-def hash_log(log: DraftLog) -> str | None:
-    """Hash the parts that were read; None if any lies on a remote store."""
-    parts = [part for run in log.runs for paths in run.parts.values() for part in paths]
-    if any("://" in part for part in parts):
-        return None
-    return provenance.hash_files(Path(part) for part in parts)

@@ -47,25 +47,26 @@ def test_report_sets_two_logs_side_by_side(
     out = tmp_path / "report"
     found = call("report", log, "--compare", log, "--out", out, "--no-pdf")
     assert found.code == 0, found.err
-    assert sorted(path.name for path in out.iterdir()) == ["index.html", "report.json"]
+    files = sorted(path.name for path in out.iterdir() if path.is_file())
+    assert files == ["index.html", "report.json"]
     assert "What makes them incomparable" in (out / "index.html").read_text()
     wrong = call("report", log, "--compare", log, "--in-sample")
     assert wrong.code == 2
     assert "leave out --in-sample" in wrong.err
-    wrong = call("report", log, "--compare", log, "--live", log)
+    wrong = call("report", log, "--compare", log, "--trimmed", log)
     assert wrong.code == 2
-    assert "leave out --live" in wrong.err
+    assert "leave out --trimmed" in wrong.err
 
 
 def test_report_refuses_a_live_log_that_was_not_trimmed(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
     found = call(
-        "report", log, "--live", log, "--cost", "H100/llama-8b", "--out", tmp_path / "report"
+        "report", log, "--trimmed", log, "--cost", "H100/llama-8b", "--out", tmp_path / "report"
     )
     assert found.code == 2
     assert "was not trimmed" in found.err
-    assert not (tmp_path / "report").exists()
+    assert not (tmp_path / "report" / "index.html").exists()
 
 
 def test_a_report_names_a_cost_that_it_cannot_use(

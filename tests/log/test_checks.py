@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 import pytest
 
 from draftlab import open_log
 from draftlab.log.checks import CHECKS, run_checks
-from draftlab.log.summary import inspect_log, proposals, workloads
+from draftlab.log.summary import proposals, workloads
 from draftlab.log.writer import LogWriter
 from draftlab.schema import Excluded
+from draftlab.studies.inspect import inspect
 from tests.logs import METADATA, proposal, until_rejection, write_log
 
 if TYPE_CHECKING:
@@ -171,10 +171,10 @@ def test_a_request_without_a_draft_is_counted_and_left_out_of_means(tmp_path: Pa
 
 def test_inspection_is_strict_json(tmp_path: Path) -> None:
     write_log(tmp_path, [proposal(0, [None, None], verify_step=np.ma.masked_all(2, dtype=int))])
-    summary, _ = inspect_log(open_log(tmp_path))
-    assert json.loads(json.dumps(summary, allow_nan=False))["runs"][0]["rows"]["drafts"] == 2
-    assert summary["runs"][0]["workloads"][0]["acceptance_length"] is None
-    assert pl.DataFrame(summary["runs"][0]["workloads"]).height == 1
+    content = json.loads(json.dumps(inspect(tmp_path).to_dict(), allow_nan=False))
+    assert content["runs"][0]["rows"]["drafts"] == 2
+    [row] = content["workloads"]
+    assert row["acceptance_length"] is None
 
 
 def test_a_declared_k_below_that_of_the_drafts_is_an_error(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def specspecs_files(folder: Path, acceptances: list[list[int]]) -> None:
 def test_the_repeated_token_of_specspecs_is_no_draft(tmp_path: Path) -> None:
     """Specspecs: from the second step on, the first logged draft repeats the last token."""
     specspecs_files(tmp_path, [[1, 1, 0, 0], [1, 1, 1, 0]])
-    [run] = convert(tmp_path, tmp_path / "log", "specspecs", drafting="greedy", temperature=0.0)
+    [run] = convert(tmp_path, tmp_path / "log", drafting="greedy", temperature=0.0)
     log = open_log(run)
     rows = log.drafts.sort("step", "position").collect()
     assert rows["accepted"].to_list() == [True, True, False, None, True, True, False]
@@ -48,6 +48,6 @@ def test_the_repeated_token_of_specspecs_is_no_draft(tmp_path: Path) -> None:
 
 def test_foreign_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no sequences-"):
-        convert(tmp_path, tmp_path / "log", "specspecs", drafting="greedy", temperature=0.0)
+        convert(tmp_path, tmp_path / "log", drafting="greedy", temperature=0.0)
     with pytest.raises(InputError, match="unknown format"):
-        convert(tmp_path, tmp_path / "log", "nothing", drafting="greedy", temperature=0.0)
+        convert(tmp_path, tmp_path / "log", source_format="nothing")

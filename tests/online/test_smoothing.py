@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from draftlab.log.reader import open_any
 from draftlab.log.writer import LogWriter
 from draftlab.online.smoothing import EMA_WEIGHT, SMOOTHED, Smoother
-from draftlab.studies.replay.replay import ReplaySettings, replay
+from draftlab.studies.replay.replay import ReplaySettings, replay_runs
 from tests.logs import METADATA, proposal
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def test_the_smoothed_head_is_graded_on_the_labelled_rows(tmp_path: Path) -> Non
     only.unlink()
     for number, (low, high) in enumerate(itertools.pairwise([0, 50, 51, 200, len(whole)])):
         whole[low:high].write_parquet(folder / "drafts" / f"part-{number:05d}.parquet")
-    result = replay(folder, settings=ReplaySettings(("ema-head", "head"), offline=False, window=10))
+    result = replay_runs(
+        open_any(folder), ReplaySettings(("ema-head", "head"), offline=False, window=10)
+    )
     labels = np.ma.concatenate([rows["accepted"] for rows in proposals])
     raw = 1 / (1 + np.exp(-np.concatenate([rows["confidence"] for rows in proposals])))
     for name, p in (("ema-head", np.array(by_hand(proposals))), ("head", raw.astype(np.float64))):

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from draftlab.log.reader import DraftLog
+    from draftlab.reporting.labels import CellKey
     from draftlab.reporting.run_studies import Studies
-    from draftlab.reporting.tables import CellKey
     from draftlab.studies.evaluate import Evaluation
 
 
@@ -21,13 +21,13 @@ def log(report_log: DraftLog) -> DraftLog:
 
 
 @pytest.fixture(scope="session")
-def studies(report_studies: Studies) -> Studies:
-    return report_studies
+def evaluation(report_evaluation: Evaluation) -> Evaluation:
+    return report_evaluation
 
 
 @pytest.fixture(scope="session")
-def evaluation(report_studies: Studies) -> Evaluation:
-    return report_studies.evaluation
+def studies(report_studies: Studies) -> Studies:
+    return report_studies
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +44,6 @@ def folder(report_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cells(evaluation: Evaluation) -> dict[str, CellKey]:
-    from draftlab.reporting.tables import cells
+    from draftlab.reporting.labels import cells
 
     return {cell.run: cell for cell in cells(evaluation)}

@@ -23,7 +23,7 @@ from draftlab.reporting.figures import stability as stability_figures
 from draftlab.reporting.figures.heat_maps import Form, Shading, Tile, fill_heat_map
 from draftlab.reporting.figures.shorten import shorten_all
 from draftlab.reporting.figures.style import STYLE, new_axes, to_svg
-from draftlab.reporting.tables import cells as cells_of
+from draftlab.reporting.labels import cells as cells_of
 from draftlab.studies.evaluate import evaluate
 from draftlab.studies.stability.stability import stability
 from draftlab.synth import synth_log
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from draftlab.reporting.figures.style import Drawing
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.evaluate import Evaluation
     from draftlab.studies.stability.stability import Stability
 

@@ -23,16 +23,16 @@ from typer.testing import CliRunner
 from draftlab.cli import app
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
-from draftlab.plugins import load_plugins
 from draftlab.reporting.content import build_report
 from draftlab.reporting.markdown import render_markdown
 from draftlab.reporting.page import render_html
 from draftlab.reporting.render import report, write_report
 from draftlab.reporting.run_studies import Studies
 from draftlab.reporting.sections.blocks import printed, walk
+from draftlab.results import Note
 from draftlab.studies.evaluate import evaluate
-from draftlab.studies.replay.replay import replay
-from draftlab.studies.simulate.trimming_check import LiveCheck
+from draftlab.studies.inspect import inspect
+from draftlab.studies.simulate.trimming_check import TrimmingCheck
 from tests.conftest import write_head_run
 from tests.logs import HOSTILE, proposal, write_log
 
@@ -154,7 +154,7 @@ def test_every_study_has_its_section(content: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def live_check(*, agrees: bool) -> LiveCheck:
+def live_check(*, agrees: bool) -> TrimmingCheck:
     measures = ["acceptance_length", "verified_per_step", "step_ms"]
     table = pl.DataFrame(
         {
@@ -167,15 +167,24 @@ def live_check(*, agrees: bool) -> LiveCheck:
             "agrees": [True, agrees, False],
         }
     )
-    return LiveCheck(table, "av/logit_qmax", 16, 256, 250, ["rehearsed"])
+    return TrimmingCheck(
+        measures=table,
+        policy="av/logit_qmax",
+        concurrency=16,
+        num_requests=256,
+        num_prompts=250,
+        notes=[Note("step_states", "rehearsed")],
+        settings={"trimmed": "trimmed", "cost": "toy", "cost_source": "model"},
+        provenance={},
+    )
 
 
 @pytest.mark.parametrize("agrees", [True, False])
 def test_the_error_of_the_simulation_is_shown(
-    log: DraftLog, studies: Studies, report_drawn: dict[str, Sections], agrees: bool
+    studies: Studies, report_drawn: dict[str, Sections], agrees: bool
 ) -> None:
-    checked = studies._replace(live=live_check(agrees=agrees))
-    content, _ = build_report(log, checked, copy.deepcopy(report_drawn))
+    shown = studies.results | {"trimming-check": live_check(agrees=agrees)}
+    content, _ = build_report(Studies(shown), copy.deepcopy(report_drawn))
     [part] = [part for part in content["sections"] if part["id"] == "live"]
     said, table, notes = part["blocks"]
     assert said["text"].startswith("The simulation " + ("agrees" if agrees else "DISAGREES"))
@@ -314,10 +323,8 @@ def test_no_label_of_a_figure_is_raw_tex(built: tuple[dict[str, Any], dict[str, 
     assert [name for name, svg in built[1].items() if "mathdefault" in svg] == []
 
 
-def test_two_renders_are_equal(
-    log: DraftLog, studies: Studies, folder: Path, tmp_path: Path
-) -> None:
-    again = write_report(*build_report(log, studies), tmp_path, pdf=True).parent
+def test_two_renders_are_equal(studies: Studies, folder: Path, tmp_path: Path) -> None:
+    again = write_report(*build_report(studies), tmp_path, pdf=True).parent
     for name in ("index.html", "report.json", "report.pdf"):
         assert (again / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -329,12 +336,12 @@ def test_page_names_no_folder_of_this_machine(folder: Path, log: DraftLog) -> No
 
 
 def test_undefined_numbers_become_null_and_a_dash(
-    log: DraftLog, studies: Studies, report_drawn: dict[str, Sections]
+    studies: Studies, report_drawn: dict[str, Sections]
 ) -> None:
     undefined = studies.evaluation.metrics.with_columns(auc=pl.lit(float("nan")))
     evaluation = replace(studies.evaluation, metrics=undefined)
-    drawn = copy.deepcopy({"replay": report_drawn["replay"]})
-    content, svgs = build_report(log, Studies(evaluation, studies.replay), drawn)
+    drawn = copy.deepcopy({n: part for n, part in report_drawn.items() if n != "evaluate"})
+    content, svgs = build_report(Studies(studies.results | {"evaluate": evaluation}), drawn)
     json.dumps(content, allow_nan=False)
     assert table(content, "cell-0-results-headline")[0]["auc"] is None
     text = render_html(content, svgs)
@@ -385,8 +392,8 @@ def test_a_plugin_has_its_place_in_the_report(small_run: Path, tmp_path: Path) -
     path = tmp_path / "idea.py"
     path.write_text(IDEA, encoding="utf-8")
     log = open_log(small_run)
-    evaluation = evaluate(log, plugin=load_plugins(path), keep_predictions=True)
-    content, svgs = build_report(log, Studies(evaluation, replay(log)))
+    results = {"evaluate": evaluate(log, plugin=path), "inspect": inspect(log)}
+    content, svgs = build_report(Studies(results))
     headline = table(content, "cell-0-results-headline")
     sections = [row["section"] for row in headline]
     assert sections.index("published") < sections.index("other") < sections.index("floor")
@@ -422,9 +429,11 @@ def test_a_log_that_was_trimmed_live_needs_a_word(
 
 
 def test_predictors_that_leave_tables_empty(small_run: Path) -> None:
-    log = open_log(small_run)
-    studies = Studies(evaluate(log, predictors=["constant"]), replay(log))
-    text = render_html(*build_report(log, studies))
+    results = {
+        "evaluate": evaluate(small_run, predictors="constant"),
+        "inspect": inspect(small_run),
+    }
+    text = render_html(*build_report(Studies(results)))
     Page(text)
     assert "None of the published comparisons" in text
 

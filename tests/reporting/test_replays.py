@@ -9,9 +9,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from draftlab.log.reader import open_any
 from draftlab.online.vllm import Constants
-from draftlab.reporting.figures.style import to_svg
-from draftlab.reporting.replays import (
+from draftlab.reporting.console.replay import print_drift, print_replay
+from draftlab.reporting.figures.replay import (
     DRIFT_DRAWINGS,
     REPLAY_DRAWINGS,
     plot_drift_ece,
@@ -19,12 +20,11 @@ from draftlab.reporting.replays import (
     plot_drift_trajectory,
     plot_rolling,
     plot_trajectory,
-    print_drift,
-    print_replay,
-    recovery_table,
 )
+from draftlab.reporting.figures.style import to_svg
+from draftlab.reporting.replay_tables import recovery_table
 from draftlab.studies.replay.drift import Drift, drift
-from draftlab.studies.replay.replay import Replay, ReplaySettings, replay
+from draftlab.studies.replay.replay import Replay, ReplaySettings, replay_runs
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def replayed(small_run: Path) -> Replay:
     settings = ReplaySettings(
         ("vllm", "running-rate"), constants=Constants(refit_interval=10), window=10
     )
-    return replay(small_run, settings=settings)
+    return replay_runs(open_any(small_run), settings)
 
 
 def test_the_trajectory_is_the_table_of_coefficients(replayed: Replay) -> None:
@@ -54,7 +54,7 @@ def test_the_rolling_figure_holds_every_window(replayed: Replay) -> None:
 
 
 def test_without_the_offline_fit_the_loss_itself_is_drawn(small_run: Path) -> None:
-    alone = replay(small_run, settings=ReplaySettings(("vllm",), offline=False))
+    alone = replay_runs(open_any(small_run), ReplaySettings(("vllm",), offline=False))
     figure, _ = plot_rolling(alone)
     assert figure.axes[0].get_ylabel() == "log-loss, nats"
 
@@ -84,10 +84,8 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> Drift:
     """Nearly everything is accepted, then hardly anything: the shipped rule leaves the data."""
     folder = tmp_path_factory.mktemp("drift")
     run = synth_log(folder, num_requests=80, datasets={"easy": 8.0, "hard": -1.0})
-    settings = ReplaySettings(
-        ("vllm", "step-limited"), constants=Constants(refit_interval=20), window=10
-    )
-    return drift(run, settings=settings, proposals_per_step=16)
+    names = ("vllm", "step-limited")
+    return drift(run, estimators=names, refit_interval=20, proposals_per_step=16)
 
 
 def test_drift_figures_mark_the_switches(drifted: Drift) -> None:
@@ -105,7 +103,7 @@ def test_drift_figures_hold_the_windows_of_the_scenario(drifted: Drift) -> None:
         assert table["first_step"].max() == 290
         assert set(table["estimator"]) == {"vllm", "step-limited", "offline"}
     _, table = plot_drift_trajectory(drifted)
-    wanted = drifted.replay.coefficients.filter(estimator="vllm")
+    wanted = drifted.coefficients.filter(estimator="vllm")
     assert table["intercept"].equals(wanted["intercept"])
     assert table["overshoot"].any()
 

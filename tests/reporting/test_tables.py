@@ -15,16 +15,14 @@ import pytest
 from rich.console import Console
 
 from draftlab.published import PUBLISHED
+from draftlab.reporting.console.evaluate import print_evaluation
+from draftlab.reporting.labels import UNDEFINED, CellKey, format_number
 from draftlab.reporting.sections.findings import findings
 from draftlab.reporting.tables import (
-    UNDEFINED,
-    CellKey,
     by_position,
     coefficient_table,
-    format_number,
     headline_table,
     markdown_table,
-    print_evaluation,
     workload_table,
 )
 

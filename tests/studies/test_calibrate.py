@@ -253,10 +253,10 @@ def test_positions_without_rows_are_null_in_the_file(tmp_path: Path) -> None:
     rows = pl.read_parquet(part)
     rows.filter(pl.col("position") < 3).write_parquet(part)
     found = calibrate(run, out=tmp_path)
-    content = found.files["qmax"]
+    content = found.calibration["qmax"]
     assert content["cumulative_ece_after"][3] is None
     assert content["temperatures"][3] == 1.0
-    assert any("positions [3]: no row reaches it" in note for note in found.notes)
+    assert any("positions [3]: no row reaches it" in note for note in map(str, found.notes))
     assert found.metrics.filter(position=3, view="survival")["n"].unique().to_list() == [0]
 
 

@@ -15,13 +15,14 @@ from draftlab.reporting.page import render_html
 from draftlab.reporting.sections.compare import build_comparison
 from draftlab.studies.compare import compare
 from draftlab.studies.evaluate import evaluate
+from draftlab.studies.inspect import inspect
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from draftlab.studies.compare import Comparison
+from draftlab.studies.compare import Comparison
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +113,7 @@ def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
 def test_what_differs_is_said_first(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [0.5] * 6, seed=1)
     b = make(tmp_path / "b", [0.8] * 6, seed=2, drafter="other", device="cuda")
-    logs = open_log(a), open_log(b)
-    content, svgs = build_comparison(*logs, compare(*logs))
+    content, svgs = build_comparison(inspect(a), inspect(b), compare(a, b))
     assert content["sections"][0]["id"] == "setup"
     said = content["sections"][0]["blocks"][0]["text"]
     assert said == "The two differ in drafter, device."
@@ -122,7 +122,7 @@ def test_what_differs_is_said_first(tmp_path: Path) -> None:
     text = render_markdown(content)
     assert text.index("The two differ in drafter") < text.index("Acceptance length")
     length = (
-        compare(*logs)
+        compare(a, b)
         .acceptance.filter(pl.col("dataset").is_null(), measure="acceptance_length")
         .row(0, named=True)
     )
@@ -172,9 +172,9 @@ def test_a_comparison_says_what_it_is_of(tmp_path: Path) -> None:
     b = make(tmp_path / "b", [0.6] * 6, run="two", seed=1)
     other = make(tmp_path / "c", [0.6] * 6, run="three", drafter="E")
     result = compare(a, b)
-    content, _ = build_comparison(open_log(a), open_log(b), result)
+    content, _ = build_comparison(inspect(a), inspect(b), result)
     assert content["title"] == "Side by side: T + D, one and two"
-    different, _ = build_comparison(open_log(a), open_log(other), compare(a, other))
+    different, _ = build_comparison(inspect(a), inspect(other), compare(a, other))
     assert different["title"] == "Side by side: T + D and T + E"
     sampling = result.setup.filter(pl.col("setting").is_in(["top-p", "top-k", "min-p"]))
     assert set(sampling["a"]) == {"off"}

@@ -16,7 +16,7 @@ from draftlab import metrics
 from draftlab.errors import InputError
 from draftlab.metrics.intervals import auc_interval, mean_interval
 from draftlab.schema import Excluded
-from draftlab.studies.evaluate import TABLES, Evaluation, evaluate
+from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.synth import synth_log
 from tests.logs import DATASETS, proposal, write_log
 
@@ -365,7 +365,7 @@ def test_datasets_are_also_fitted_alone(crossed: Evaluation) -> None:
 
 def test_it_is_deterministic(run: Path, crossed: Evaluation) -> None:
     again = evaluate(run, keep_predictions=True)
-    for name in (*TABLES, "predictions"):
+    for name in Evaluation.meanings():
         assert_frame_equal(getattr(again, name), getattr(crossed, name), check_exact=True)
 
 
@@ -493,9 +493,9 @@ def test_pooling_is_asked_for(tmp_path: Path) -> None:
 def test_pooling_runs_that_differ_in_k_only_is_said(tmp_path: Path) -> None:
     fresh(tmp_path, run="short", num_positions=2)
     fresh(tmp_path, run="long", num_positions=4, seed=1)
-    assert not any("pooled on request" in note for note in evaluate(tmp_path).notes)
-    notes = evaluate(tmp_path, pool=True).notes
-    [said] = [note for note in map(str, notes) if "pooled on request" in note]
+    assert not any("pooled on request" in note for note in map(str, evaluate(tmp_path).notes))
+    notes = [str(note) for note in evaluate(tmp_path, pool=True).notes]
+    [said] = [note for note in notes if "pooled on request" in note]
     assert "num_speculative_tokens differ between the rows" in said
 
 
@@ -623,13 +623,14 @@ def test_what_is_undefined_is_null_in_strict_json(tmp_path: Path) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    content = json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+    assert json.loads((folder / "result.json").read_text(), parse_constant=refuse)
+    content = json.loads(json.dumps(result.to_dict()), parse_constant=refuse)
     deep = [row for row in content["metrics"]
             if row["scope"] == "position" and row["position"] in (5, 6)]  # fmt: skip
     assert {row["n"] for row in deep} == {0}
     assert {row[name] for row in deep for name in ("auc", "log_loss", "ece", "brier")} == {None}
-    assert content["provenance"]["input_hash"]
-    for name in (*TABLES, "predictions"):
+    assert content["provenance"]["fingerprint"]
+    for name in Evaluation.meanings():
         stored = pl.read_parquet(folder / f"{name}.parquet")
         assert_frame_equal(stored, getattr(result, name), check_exact=True)
     assert not list(folder.glob("*.tmp"))

@@ -16,7 +16,12 @@ CONVERTERS: dict[str, Callable[..., list[Path]]] = {"specspecs": specspecs.read}
 
 
 def convert(
-    source: str | Path, out: str | Path, form: str, *, drafting: str, temperature: float
+    source: str | Path,
+    out: str | Path,
+    *,
+    source_format: str = "specspecs",
+    drafting: str = "probabilistic",
+    temperature: float = 1.0,
 ) -> list[Path]:
     """Write foreign records as a draft log.
 
@@ -26,7 +31,7 @@ def convert(
         Folder of the foreign files.
     out : path
         Folder of the log; runs are added to it.
-    form : str
+    source_format : str
         Name in `CONVERTERS`.
     drafting : {"greedy", "probabilistic"}
         How the drafter drew its tokens, which such files do not say.
@@ -43,8 +48,8 @@ def convert(
     InputError
         An unknown format or drafting, or files that are not of this format.
     """
-    if form not in CONVERTERS:
-        raise InputError(f"unknown format {form!r}; known: {', '.join(CONVERTERS)}")
+    if source_format not in CONVERTERS:
+        raise InputError(f"unknown format {source_format!r}; known: {', '.join(CONVERTERS)}")
     if drafting not in ("greedy", "probabilistic"):
         raise InputError(f"drafting must be greedy or probabilistic, got {drafting!r}")
-    return CONVERTERS[form](source, out, drafting=drafting, temperature=temperature)
+    return CONVERTERS[source_format](source, out, drafting=drafting, temperature=temperature)

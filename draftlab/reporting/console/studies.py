@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from draftlab.results import Note
     from draftlab.studies.audit.audit import Audit
     from draftlab.studies.simulate.simulate import Simulation
-    from draftlab.studies.simulate.trimming_check import LiveCheck
+    from draftlab.studies.simulate.trimming_check import TrimmingCheck
 
 _GAINS = (
     "policy", "predictor", "concurrency", "tokens_per_second", "gain", "gain_low", "gain_high",
@@ -39,7 +40,7 @@ def print_simulation(result: Simulation, console: Console) -> None:
     print_notes(result.notes, console)
 
 
-def print_live_check(result: LiveCheck, console: Console) -> None:
+def print_trimming_check(result: TrimmingCheck, console: Console) -> None:
     """Print simulated beside measured adaptive verification."""
     verdict = "agrees" if result.agrees else "DISAGREES"
     say(
@@ -47,7 +48,7 @@ def print_live_check(result: LiveCheck, console: Console) -> None:
         f"\nlive check: the simulation {verdict} with {result.num_requests} requests under "
         f"{result.policy}, {result.concurrency} at once, {result.num_prompts} prompts in both",
     )
-    print_table(result.table, console)
+    print_table(result.measures, console)
     print_notes(result.notes, console)
 
 
@@ -57,7 +58,7 @@ def print_audit(result: Audit, console: Console) -> None:
     print_notes(result.notes, console)
 
 
-def print_notes(notes: Sequence[str], console: Console) -> None:
+def print_notes(notes: Sequence[Note], console: Console) -> None:
     """Print notes, one a line."""
     for note in notes:
         say(console, f"note: {note}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from draftlab.reporting.tables import format_number
+from draftlab.reporting.labels import format_number
 
 if TYPE_CHECKING:
     import polars as pl

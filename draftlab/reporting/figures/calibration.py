@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from scipy.special import expit
 
-from draftlab.metrics import SmoothCurve, smooth_curve
+from draftlab.grading.grade import SCORE_LIMIT
 from draftlab.reporting.figures.predictors import Line, pick_lines
 from draftlab.reporting.figures.shorten import shorten
 from draftlab.reporting.figures.style import (
@@ -20,7 +19,7 @@ from draftlab.reporting.figures.style import (
     new_figure,
     styled,
 )
-from draftlab.reporting.tables import (
+from draftlab.reporting.labels import (
     ADOPTED,
     UNDEFINED,
     format_number,
@@ -33,17 +32,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.evaluate import Evaluation
 
 FEW = 30
 """Bins with fewer rows are drawn hollow and apart."""
 _RELIABILITY = ("logit_qmax", "qmax", "confidence")
 SMOOTHING = 0.02
-"""Least bandwidth of the smooth curve: below it the curve of a calibrated predictor is noise."""
-SCORE_LIMIT = 6.0
-"""Log-odds at which scores are gathered in the outermost bins."""
-_SCORE_BINS = 24
+"""Width around a point of the smooth curve in which so many rows must lie for it to be drawn."""
 _SURVIVAL_LINES = (
     ("hybrid", "blue", "o"), ("logit_qmax", "sky", "s"), ("qmax", "orange", "^"),
     ("confidence", "red", "X"), ("oracle", "green", "D"),
@@ -71,7 +67,10 @@ def plot_reliability(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.
     for (upper, lower), predictor in zip(grid.T, predictors, strict=False):
         if predictor in curves:
             curve = curves[predictor]
-            upper.plot(curve.prob, curve.rate, color=lines[predictor].color, linewidth=1.4)
+            upper.plot(
+                curve["prob"].to_numpy(), curve["rate"].to_numpy(), color=lines[predictor].color,
+                linewidth=1.4,
+            )  # fmt: skip
         _draw_reliability(upper, lower, table.filter(predictor=predictor), lines[predictor])
     grid[0][0].set_ylabel("observed rate")
     grid[1][0].set_ylabel("rows")
@@ -116,7 +115,7 @@ def plot_scores(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.DataF
     -------
     Figure, DataFrame
         Table: predictor, name, low, high (log-odds; the outermost bins hold all beyond),
-        n_accepted, n_rejected. Empty where the evaluation kept no predictions.
+        n_accepted, n_rejected.
     """
     table = _scores(evaluation, cell)
     predictors = table["predictor"].unique(maintain_order=True).to_list()
@@ -190,64 +189,24 @@ def survival_label(predictor: str) -> str:
 
 
 def _scores(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
-    schema: dict[str, Any] = {
-        "predictor": pl.String, "name": pl.String, "low": pl.Float64, "high": pl.Float64,
-        "n_accepted": pl.Int64, "n_rejected": pl.Int64,
-    }  # fmt: skip
-    rows = predictions_of(evaluation, cell)
-    tables = [pl.DataFrame(schema=schema)]
-    edges = np.linspace(-SCORE_LIMIT, SCORE_LIMIT, _SCORE_BINS + 1)
-    for predictor in shown_reliability(evaluation) if rows is not None else ():
-        if rows is None or rows[predictor].null_count():
-            continue
-        score = np.clip(rows[predictor].to_numpy(), edges[0], edges[-1])
-        accepted = rows["accepted"].to_numpy()
-        counts = [np.histogram(score[chosen], edges)[0] for chosen in (accepted, ~accepted)]
-        tables.append(
-            pl.DataFrame(
-                {
-                    "predictor": [predictor] * _SCORE_BINS,
-                    "name": [label(predictor).name] * _SCORE_BINS,
-                    "low": edges[:-1],
-                    "high": edges[1:],
-                    "n_accepted": counts[0],
-                    "n_rejected": counts[1],
-                },
-                schema=schema,
-            )
-        )
-    return pl.concat(tables)
+    rows = of_cell(evaluation.scores, cell)
+    tables = [
+        rows.filter(predictor=predictor).with_columns(name=pl.lit(label(predictor).name))
+        for predictor in shown_reliability(evaluation)
+    ]
+    return pl.concat(tables).select("predictor", "name", "low", "high", "n_accepted", "n_rejected")
 
 
-def _smooth(evaluation: Evaluation, cell: CellKey) -> dict[str, SmoothCurve]:
-    """Return the smooth curves where rows were kept, cut where a bin would be too thin."""
-    rows = predictions_of(evaluation, cell)
-    if rows is None:
-        return {}
-    found = of_cell(evaluation.ece_conventions, cell).filter(bins="smooth", view="conditional")
-    curves, shown = {}, shown_reliability(evaluation)
-    for predictor, ece in found.select("predictor", "ece").iter_rows():
-        if predictor not in shown or rows[predictor].null_count():
-            continue
-        curve = smooth_curve(
-            rows["accepted"].to_numpy(),
-            expit(rows[predictor].to_numpy()),
-            bandwidth=max(SMOOTHING, float(np.nan_to_num(ece))),
-        )
-        thin = curve.density * len(rows) * SMOOTHING < FEW
-        curves[predictor] = curve._replace(rate=np.where(thin, np.nan, curve.rate))
-    return curves
-
-
-def predictions_of(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame | None:
-    """Return the kept predictions of a cell; None where the evaluation kept none."""
-    rows, shown = evaluation.predictions, shown_reliability(evaluation)
-    if rows is None or not set(shown) & set(rows.columns):
-        return None
-    absent = [name for name in shown if name not in rows.columns]
-    return rows.filter(
-        pl.col("run").is_in(cell.run.split("+")), pl.col("drafting") == cell.drafting
-    ).with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in absent)
+def _smooth(evaluation: Evaluation, cell: CellKey) -> dict[str, pl.DataFrame]:
+    """Return the smooth curves of the shown predictors, cut where a bin would be too thin."""
+    rows = of_cell(evaluation.smooth_curves, cell)
+    sizes = of_cell(evaluation.reliability, cell).group_by("predictor").agg(pl.col("n").sum())
+    near = pl.col("density") * pl.col("n") * SMOOTHING
+    cut = rows.join(sizes, on="predictor", maintain_order="left").with_columns(
+        rate=pl.when(near >= FEW).then("rate").otherwise(float("nan"))
+    )
+    shown = shown_reliability(evaluation)
+    return {name: own for name in shown if len(own := cut.filter(predictor=name))}
 
 
 def _draw_reliability(upper: Axes, lower: Axes, rows: pl.DataFrame, line: Line) -> None:
@@ -400,3 +359,5 @@ LENGTHS = Drawing(
     "On the dashed diagonal, a budget that adds up survivals counts on what really comes. Points "
     "far apart from left to right are what makes a budget worth having.",
 )
+
+SURVIVAL_DRAWINGS: tuple[Drawing, ...] = (LENGTHS,)

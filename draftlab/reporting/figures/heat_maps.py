@@ -13,7 +13,7 @@ from draftlab.reporting.figures.layout import (
     text_size,
 )
 from draftlab.reporting.figures.style import COLOURS, MUTED
-from draftlab.reporting.tables import format_number
+from draftlab.reporting.labels import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,14 +19,8 @@ from draftlab.reporting.figures.style import (
     new_axes,
     styled,
 )
-from draftlab.reporting.tables import (
-    ADOPTED,
-    MAX_OWN,
-    by_position,
-    format_number,
-    of_cell,
-    own_predictors,
-)
+from draftlab.reporting.labels import ADOPTED, MAX_OWN, format_number, of_cell, own_predictors
+from draftlab.reporting.tables import by_position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.evaluate import Evaluation
 
 

@@ -14,13 +14,13 @@ from draftlab.reporting.figures.style import (
     new_axes,
     styled,
 )
-from draftlab.reporting.tables import format_number, label
+from draftlab.reporting.labels import format_number, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.simulate.simulate import Simulation
 
 _ADAPTIVE = (
@@ -185,3 +185,5 @@ GAINS = Drawing(
     "The lossless oracle is what a perfect predictor would gain under the same rule, which sizes a "
     "step's budget by survivals that are one step old.",
 )
+
+DRAWINGS: tuple[Drawing, ...] = (FRONTIER, GAINS)

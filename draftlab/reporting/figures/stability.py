@@ -21,14 +21,14 @@ from draftlab.reporting.figures.style import (
     new_figure,
     styled,
 )
-from draftlab.reporting.tables import format_number, label, of_cell
+from draftlab.reporting.labels import format_number, label, of_cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from draftlab._types import FloatArray
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.stability.stability import Stability
 
 
@@ -345,3 +345,5 @@ DRIFT = Drawing(
     "At zero, drafts with the same feature are accepted as often later as earlier; a bar off zero "
     "says that one fit for the whole log misses something.",
 )
+
+DRAWINGS: tuple[Drawing, ...] = (CORRELATION, TRANSFER, LEARNING, ACHIEVABLE, DRIFT)

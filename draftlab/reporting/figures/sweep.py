@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from draftlab.log.files import write_text
 from draftlab.reporting.figures.style import COLOURS, Drawing, new_figure, styled, to_svg
-from draftlab.reporting.tables import format_number
+from draftlab.reporting.labels import format_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,3 +143,5 @@ SWEEP_DRAWING = Drawing(
     "numbers. Regret is log-loss above the offline fit.",
 )
 """Figure of a sweep; takes its table."""
+
+DRAWINGS: tuple[Drawing, ...] = (SWEEP_DRAWING,)

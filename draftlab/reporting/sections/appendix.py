@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from draftlab.grading.prepare import NUM_FOLDS
 from draftlab.log.checks import CHECKS
-from draftlab.log.summary import workloads
 from draftlab.metrics import NUM_BINS
 from draftlab.predictors.baselines import PREDICTORS
+from draftlab.reporting.labels import format_number
 from draftlab.reporting.sections import blocks
-from draftlab.reporting.tables import fit_style, format_number
+from draftlab.reporting.tables import fit_style
+from draftlab.studies.simulate.costs import OWN_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from draftlab.log.checks import Finding
-    from draftlab.log.reader import DraftLog, Run
+    from draftlab.reporting.run_studies import Studies
     from draftlab.reporting.sections.blocks import Block
+    from draftlab.results import Result
     from draftlab.studies.evaluate import Evaluation
+    from draftlab.studies.inspect import Inspection
 
 RUN_FACTS = (
     "run", "target", "drafter", "method", "drafting", "num_speculative_tokens", "verification",
@@ -32,15 +32,23 @@ RUN_FACTS = (
 )  # fmt: skip
 
 
-def notes(
-    log: DraftLog, evaluation: Evaluation, found: Sequence[Finding], more: Sequence[str]
-) -> Block:
+def notes(studies: Studies) -> Block:
     """Return what a reader must know: notes, failed checks of the log, studies left out."""
-    checks = [f"{f.code} {f.severity}: {f.message}" for f in found]
+    inspection = studies.inspection
+    simulation = studies.results.get("simulate")
+    more = [n.text for n in simulation.notes if n.code == OWN_STEPS] if simulation else []
+    more += [f"{name} left out: {reason}" for name, reason in studies.left_out.items()]
+    checks = [
+        f"{row['code']} {row['severity']}: {row['message']}"
+        for row in inspection.findings.iter_rows(named=True)
+    ]
     entries = [
-        *(_shorten_paths(note, log) for note in (*evaluation.notes, *more)),
+        *(
+            _shorten_paths(note, inspection)
+            for note in (*map(str, studies.evaluation.notes), *sorted(more))
+        ),
         *(checks or [f"All {len(CHECKS)} checks of the log pass."]),
-        *(f"{tail(problem.path)}: {problem.message}" for problem in log.problems),
+        *(f"{tail(problem['path'])}: {problem['message']}" for problem in inspection.problems),
     ]
     return blocks.section("notes", "Notes and checks", blocks.items(entries))
 
@@ -95,21 +103,21 @@ def meanings(evaluation: Evaluation) -> Block:
     return blocks.section("definitions", "Definitions", [blocks.definitions(entries)])
 
 
-def runs(log: DraftLog) -> Block:
+def runs(inspection: Inspection) -> Block:
     """Return what recorded the log, and acceptance length per run and workload."""
-    facts = [_facts(run) for run in log.runs]
+    facts = [_facts(run) for run in inspection.runs]
     table = pl.DataFrame(
         {"key": [key.replace("_", " ") for key in facts[0]]}
         | {
-            run.name: [format_number(value) for value in of_run.values()]
-            for run, of_run in zip(log.runs, facts, strict=True)
+            run["run"]: [format_number(value) for value in of_run.values()]
+            for run, of_run in zip(inspection.runs, facts, strict=True)
         }
     )
     parts = [
         *blocks.table("runs-facts", table, "What recorded the log, from run.json."),
         *blocks.table(
             "runs-workloads",
-            workloads(log),
+            inspection.workloads,
             "Acceptance length per run and workload: tokens per verification, each verification "
             "counting once, and as the mean over requests. All requests of a run together.",
         ),
@@ -117,11 +125,18 @@ def runs(log: DraftLog) -> Block:
     return blocks.section("runs", "Runs", parts)
 
 
+def origin(result: Result) -> dict[str, Any]:
+    """Return what a page says of where its numbers come from; places on a disk are not said."""
+    made = result.provenance
+    return {name: made[name] for name in ("python", "platform", "versions")} | {
+        "fingerprint": ", ".join(made["fingerprint"])
+    }
+
+
 def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
     """Return the commands, and the versions and the input that the numbers come from."""
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
-    of_input = provenance.get("input_hash")
-    ending = f" SHA-256 of the log's parts: {of_input}." if of_input else ""
+    ending = f" Fingerprint of the log: {provenance['fingerprint']}."
     return blocks.section(
         "reproduce",
         "Reproduce",
@@ -140,38 +155,21 @@ def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
     )
 
 
-def list_commands(log: DraftLog, evaluation: Evaluation, typed: Sequence[str] = ()) -> list[str]:
+def list_commands(studies: Studies) -> list[str]:
     """Return what to type for this report: the collection of each run, then the report."""
-    named = [_printed_path(word) if Path(word).exists() else word for word in typed]
-    words = [*printed_paths(log), *_changed(evaluation), *named, "--out", "report"]
-    return [
-        *collected(log),
-        f"draftlab report {shlex.join(words)}",
-    ]
+    inspection = studies.inspection
+    words = [*inspection.typed, *_changed(studies.evaluation)]
+    if check := studies.results.get("trimming-check"):
+        words += ["--trimmed", check.settings["trimmed"]]
+    if simulation := studies.results.get("simulate"):
+        words += [word for cost in simulation.settings["cost"] or () for word in ("--cost", cost)]
+    return [*collected(inspection), f"draftlab report {shlex.join([*words, '--out', 'report'])}"]
 
 
-def collected(log: DraftLog) -> list[str]:
+def collected(inspection: Inspection) -> list[str]:
     """Return the commands that collected the runs of a log, as far as they are known."""
-    commands = [(run.metadata.get("provenance") or {}).get("command") for run in log.runs]
-    return list(dict.fromkeys(command for command in commands if command))
-
-
-def printed_paths(log: DraftLog) -> list[str]:
-    """Return a log as typed from the working folder, elsewhere as LOG; by run if not of all runs.
-
-    A new collection gives its run another name, so the folder repeats the commands, the run not.
-    """
-    by_folder: dict[str, list[Run]] = {}
-    for run in log.runs:
-        by_folder.setdefault(os.path.dirname(run.path.rstrip("/")), []).append(run)  # noqa: PTH120 - or a URI
-    shown = []
-    for folder, runs in by_folder.items():
-        every = {path.parent.name for path in Path(folder).glob("*/run.json")}
-        if every == {Path(run.path).name for run in runs}:
-            shown.append(_relative(folder) or "LOG")
-        else:
-            shown += [_printed_path(run.path) for run in runs]
-    return list(dict.fromkeys(shown))
+    made = [(run["metadata"].get("provenance") or {}).get("command") for run in inspection.runs]
+    return list(dict.fromkeys(command for command in made if command))
 
 
 def tail(path: str) -> str:
@@ -179,17 +177,17 @@ def tail(path: str) -> str:
     return "/".join(path.split("/")[-3:])
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    facts = {name: run.metadata.get(name) for name in RUN_FACTS if name != "run"}
-    rows = {f"rows of {table}": count for table, count in run.rows.items()}
-    return facts | {"unfinished files": len(run.unfinished)} | rows
+def _facts(run: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: run["metadata"].get(name) for name in RUN_FACTS if name != "run"}
+    rows = {f"rows of {table}": count for table, count in run["rows"].items()}
+    return facts | {"unfinished files": len(run["unfinished"])} | rows
 
 
-def _shorten_paths(note: str, log: DraftLog) -> str:
-    for problem in log.problems:
-        note = note.replace(problem.path, tail(problem.path))
-    for run in log.runs:
-        note = note.replace(run.path, run.name)
+def _shorten_paths(note: str, inspection: Inspection) -> str:
+    for problem in inspection.problems:
+        note = note.replace(problem["path"], tail(problem["path"]))
+    for run in inspection.runs:
+        note = note.replace(run["path"], run["run"])
     return note
 
 
@@ -212,19 +210,4 @@ def _changed(evaluation: Evaluation) -> list[str]:
         changed.append("--slope-per-position")
     if evaluation.metrics["trimmed"].any():
         changed.append("--allow-trimmed")
-    paths = [_printed_path(path) for path in settings["plugins"]]
-    return changed + [word for path in paths for word in ("--plugin", path)]
-
-
-def _printed_path(path: str) -> str:
-    if "://" in path:
-        return path
-    elsewhere = Path(path).name if Path(path).is_file() else f"LOG/{Path(path).name}"
-    return _relative(path) or elsewhere
-
-
-def _relative(path: str) -> str | None:
-    try:
-        return str(Path(path).absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return None
+    return changed + [word for path in settings["plugins"] for word in ("--plugin", path)]

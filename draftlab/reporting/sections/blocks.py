@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from draftlab.log.files import to_records
 from draftlab.reporting.figures.style import to_svg
-from draftlab.reporting.tables import ADOPTED, format_number
+from draftlab.reporting.labels import ADOPTED, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,31 +7,27 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from draftlab.reporting.content import FORMAT_VERSION, date_of
-from draftlab.reporting.figures.style import COLOURS, MUTED, Drawing, new_figure, styled
+from draftlab.reporting.figures.compare import DIFFERENCES, named_rows
 from draftlab.reporting.sections import appendix, blocks
 from draftlab.reporting.sections.blocks import Block, Column
-from draftlab.reporting.tables import format_number, label
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from draftlab.log.reader import DraftLog
     from draftlab.studies.compare import Comparison
-
-_DRAWN = (("auc", "AUC", "blue"), ("log_loss", "log-loss, nats", "orange"))
+    from draftlab.studies.inspect import Inspection
 
 
 def build_comparison(
-    a: DraftLog, b: DraftLog, comparison: Comparison
+    a: Inspection, b: Inspection, comparison: Comparison
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json for two logs, and its figures as SVG by id."""
     commands = [*dict.fromkeys(appendix.collected(a) + appendix.collected(b)), _command(a, b)]
+    origin = appendix.origin(comparison)
     sections = [
         setup(comparison),
         predictors(comparison),
         acceptance(comparison),
-        blocks.section("notes", "Notes", blocks.items(comparison.notes)),
-        appendix.reproduce(commands, comparison.provenance),
+        blocks.section("notes", "Notes", blocks.items(map(str, comparison.notes))),
+        appendix.reproduce(commands, origin),
     ]
     sections = [part for part in sections if part["blocks"]]
     svgs = blocks.take_svgs(sections)
@@ -39,25 +35,28 @@ def build_comparison(
         "report": FORMAT_VERSION,
         "title": _title(a, b),
         "lede": "What differs between a and b, and how sure that is; every difference is a - b.",
-        "facts": [*(_fact(name, log) for name, log in (("a", a), ("b", b)))],
+        "facts": [_fact(name, inspection) for name, inspection in (("a", a), ("b", b))],
         "date": max(date_of(a), date_of(b)),
         "cells": [],
         "settings": comparison.settings,
         "source": None,
         "commands": commands,
-        "provenance": comparison.provenance,
+        "provenance": origin,
         "sections": sections,
     }
     return blocks.strict(content), svgs
 
 
-def _title(a: DraftLog, b: DraftLog) -> str:
+def _title(a: Inspection, b: Inspection) -> str:
     """Name what differs: the pairs, or the runs of one pair."""
-    pairs = [", ".join(dict.fromkeys(run.pair for run in log.runs)) for log in (a, b)]
+    pairs = [_join(log, "pair") for log in (a, b)]
     if pairs[0] != pairs[1]:
         return f"Side by side: {pairs[0]} and {pairs[1]}"
-    runs = [", ".join(run.name for run in log.runs) for log in (a, b)]
-    return f"Side by side: {pairs[0]}, {runs[0]} and {runs[1]}"
+    return f"Side by side: {pairs[0]}, {_join(a, 'run')} and {_join(b, 'run')}"
+
+
+def _join(log: Inspection, key: str) -> str:
+    return ", ".join(dict.fromkeys(run[key] for run in log.runs))
 
 
 def setup(comparison: Comparison) -> Block:
@@ -92,7 +91,7 @@ def setup(comparison: Comparison) -> Block:
 def predictors(comparison: Comparison) -> Block:
     """Return the grades of each predictor in both logs, and their difference."""
     parts: list[Block] = blocks.draw(DIFFERENCES, "predictors", comparison)
-    named = _named(comparison.predictors)
+    named = named_rows(comparison.predictors)
     for metric, title in (
         ("auc", "AUC"),
         ("log_loss", "Log-loss, nats"),
@@ -150,76 +149,17 @@ _COMPARED = [
 ]
 
 
-def _named(table: pl.DataFrame) -> pl.DataFrame:
-    names = [label(predictor).name for predictor in table["predictor"]]
-    return table.with_columns(name=pl.Series(names, dtype=pl.String))
-
-
 def _how(rows: pl.DataFrame) -> str:
     way = "paired by prompt" if rows["paired"].all() else "not paired"
     return f"difference with 95 % by prompt, {way}"
 
 
-def _fact(name: str, log: DraftLog) -> list[str]:
-    pairs = ", ".join(dict.fromkeys(run.pair for run in log.runs))
-    Ks = ", ".join(dict.fromkeys(str(r.metadata["num_speculative_tokens"]) for r in log.runs))
-    return [f"Log {name}", f"{pairs}, K = {Ks}: {', '.join(run.name for run in log.runs)}"]
+def _fact(name: str, log: Inspection) -> list[str]:
+    Ks = [str(run["metadata"]["num_speculative_tokens"]) for run in log.runs]
+    K = ", ".join(dict.fromkeys(Ks))
+    return [f"Log {name}", f"{_join(log, 'pair')}, K = {K}: {_join(log, 'run')}"]
 
 
-def _command(a: DraftLog, b: DraftLog) -> str:
-    first, second = (" ".join(appendix.printed_paths(log)) for log in (a, b))
-    others = " ".join(f"--compare {path}" for path in second.split())
-    return f"draftlab report {first} {others} --out report"
-
-
-@styled
-def plot_differences(comparison: Comparison) -> tuple[Figure, pl.DataFrame]:
-    """Draw a - b of AUC and log-loss for each predictor.
-
-    Returns
-    -------
-    Figure, DataFrame
-        Table: predictor, name, metric, a, b, difference, low, high, n_prompts.
-    """
-    rows = _named(comparison.predictors).filter(
-        pl.col("metric").is_in([metric for metric, _, _ in _DRAWN])
-    )
-    table = rows.select(
-        "predictor", "name", "metric", "a", "b", "difference", "low", "high", "n_prompts"
-    )
-    names = table["name"].unique(maintain_order=True).to_list()
-    figure = new_figure(1.0 + 0.26 * len(names))
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (metric, title, color) in zip(panels, _DRAWN, strict=True):
-        own = table.filter(metric=metric)
-        y = [names.index(name) for name in own["name"]]
-        axes.axvline(0, color=MUTED, linewidth=0.8)
-        axes.hlines(y, own["low"].to_numpy(), own["high"].to_numpy(), color=COLOURS[color])
-        axes.plot(own["difference"].to_numpy(), y, linestyle="", marker="o", color=COLOURS[color])
-        axes.set_title(f"{title}, a - b")
-        axes.tick_params(axis="x", rotation=30)
-    panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    return figure, table
-
-
-def _spell(table: pl.DataFrame) -> str:
-    parts = [
-        f"{row['name']} {row['metric'].replace('_', '-')} {format_number(row['difference'])} "
-        f"({format_number(row['low'])} to {format_number(row['high'])})"
-        for row in table.iter_rows(named=True)
-    ]
-    return "a - b: " + "; ".join(parts) + "."
-
-
-DIFFERENCES = Drawing(
-    "differences",
-    "Differences of predictors",
-    plot_differences,
-    lambda table: (
-        f"n = {format_number(table['n_prompts'].max())} prompts; bars are 95 % by prompt."
-    ),
-    _spell,
-    "Right of zero a has more. More AUC and less log-loss are better; a bar that crosses zero is "
-    "no difference that other prompts would be sure to show.",
-)
+def _command(a: Inspection, b: Inspection) -> str:
+    others = " ".join(f"--compare {path}" for path in b.typed)
+    return f"draftlab report {' '.join(a.typed)} {others} --out report"

@@ -11,10 +11,10 @@ from draftlab.published import PUBLISHED
 from draftlab.reporting import tables
 from draftlab.reporting.figures import calibration as calibration_figures
 from draftlab.reporting.figures import predictors as predictor_figures
+from draftlab.reporting.labels import ADOPTED, CellKey, format_number, label, of_cell
 from draftlab.reporting.sections import blocks
 from draftlab.reporting.sections.blocks import Block, Column
 from draftlab.reporting.sections.findings import findings
-from draftlab.reporting.tables import ADOPTED, CellKey, format_number, label, of_cell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from draftlab.published import PUBLISHED
-from draftlab.reporting.tables import label, of_cell, workload_table
+from draftlab.reporting.labels import label, of_cell
+from draftlab.reporting.tables import workload_table
 
 if TYPE_CHECKING:
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.evaluate import Evaluation
 
 _DIGITS = 4

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from draftlab.published import PUBLISHED
+from draftlab.reporting.figures.replay import DRIFT_DRAWINGS, REPLAY_DRAWINGS
 from draftlab.reporting.figures.simulate import FRONTIER, GAINS, of_place, policy_name
-from draftlab.reporting.replays import (
-    DRIFT_DRAWINGS,
-    REPLAY_DRAWINGS,
+from draftlab.reporting.replay_tables import (
     SUMMARY,
     describe_drift,
     describe_replay,
@@ -22,12 +21,12 @@ from draftlab.reporting.sections.blocks import Block, Column
 from draftlab.studies.simulate.trimming_check import TOLERANCE
 
 if TYPE_CHECKING:
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.audit.audit import Audit
     from draftlab.studies.replay.drift import Drift
     from draftlab.studies.replay.replay import Replay
     from draftlab.studies.simulate.simulate import Simulation
-    from draftlab.studies.simulate.trimming_check import LiveCheck
+    from draftlab.studies.simulate.trimming_check import TrimmingCheck
 
 _TOTAL_VARIATION = 6
 """Decimals: a lossless policy shows 0 up to rounding of floats."""
@@ -55,8 +54,8 @@ def budgets(simulation: Simulation, cell: CellKey, name: str) -> Block:
             Column("acceptance_length_on", "length, AV on", digits=2, quiet=True),
         ],
     )
-    mine = [note for note in simulation.notes if note.startswith((cell.run, "counterfactual"))]
-    parts += blocks.items(note.removeprefix(f"{cell.run}").lstrip(":, ") for note in mine)
+    about = [note.text for note in simulation.notes if note.run in ("", cell.run)]
+    parts += blocks.items(about)
     return blocks.section(name, "Verification budgets", parts)
 
 
@@ -130,11 +129,11 @@ def _published_gains() -> pl.DataFrame:
     return pl.DataFrame(theirs.rows, schema=theirs.columns, orient="row")
 
 
-def simulated_against_live(check: LiveCheck) -> Block:
+def simulated_against_live(check: TrimmingCheck) -> Block:
     """Return how far the simulation was from a run that was trimmed."""
     verdict = "agrees" if check.agrees else "DISAGREES"
     names = pl.col("measure").replace(_MEASURES)
-    table = check.table.with_columns(measure=names, status=_agreement("agrees")).with_columns(
+    table = check.measures.with_columns(measure=names, status=_agreement("agrees")).with_columns(
         # the step time is only shown: the cost table knows tokens, not the engine's padding
         status=pl.when(pl.col("measure") == _MEASURES["step_ms"])
         .then(pl.lit("–"))
@@ -154,7 +153,7 @@ def simulated_against_live(check: LiveCheck) -> Block:
             f"{100 * TOLERANCE:g} % or two standard errors.",
             _LIVE_COLUMNS,
         ),
-        *blocks.items(check.notes),
+        *blocks.items(map(str, check.notes)),
     ]
     return blocks.section("live", "Simulated against live", parts)
 
@@ -204,7 +203,7 @@ def losslessness(audit: Audit) -> Block:
         rows = checks.filter(kind=kind)
         columns = [c for c in _AUDIT_COLUMNS if _holds_anything(rows, c.key)]
         parts += blocks.table(f"audit-{kind}", rows, caption, columns, folded=kind == "derived")
-    parts += blocks.items(audit.notes)
+    parts += blocks.items(map(str, audit.notes))
     return blocks.section("audit", "Losslessness", parts)
 
 
@@ -239,7 +238,7 @@ def online(replay: Replay) -> Block:
             "Prequential grades of vLLM's online estimator and its rivals; the offline fit is the "
             "ceiling.",
         ),
-        *blocks.items(replay.notes),
+        *blocks.items(map(str, replay.notes)),
     ]
     for drawing in REPLAY_DRAWINGS:
         parts += blocks.draw(drawing, "replay", replay)

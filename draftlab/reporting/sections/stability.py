@@ -8,12 +8,12 @@ import polars as pl
 
 from draftlab.published import PUBLISHED
 from draftlab.reporting.figures import stability as stability_figures
+from draftlab.reporting.labels import format_number, label, of_cell
 from draftlab.reporting.sections import blocks
 from draftlab.reporting.sections.blocks import Block, Column
-from draftlab.reporting.tables import format_number, label, of_cell
 
 if TYPE_CHECKING:
-    from draftlab.reporting.tables import CellKey
+    from draftlab.reporting.labels import CellKey
     from draftlab.studies.stability.stability import Stability
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance, schema
+from draftlab import schema
 from draftlab.errors import InputError
-from draftlab.log.files import replace_file, to_records, write_json
 from draftlab.log.reader import DraftLog, Run, find_parts, open_any
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.policies.adaptive import coefficients_of
 from draftlab.predictors.baselines import PREDICTORS, Predictor
 from draftlab.predictors.survival import SURVIVAL
+from draftlab.results import Note, Result, as_names, study, tidy
 from draftlab.studies.audit.conformity import (
     SamplingTest,
     audit_engine,
@@ -35,6 +35,7 @@ from draftlab.studies.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from draftlab._types import FloatArray
     from draftlab.features import Drafting
@@ -61,50 +62,35 @@ _COLUMNS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Audit(Result):
     """Tidy result of `audit`."""
 
-    checks: pl.DataFrame
-    """One row per check: kind (``proof``: the two-token examples; ``joint``: policies by exact
-    enumeration; ``derived``: predictors, from what they read; ``measured``: on kept (p, q) rows;
-    ``engine``: samples against exact probabilities), name, run, pair, drafting, threshold,
-    lossless (what theory says), total_variation (exact, or the mean over rows),
-    total_variation_max, trimmed_share (drafts under the threshold), n (rows or samples),
-    passed (theory and number agree; null: undecided or nothing to compare), reason."""
-    notes: list[str]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "audit"
+    verdicts = ("passed",)
+
+    checks: pl.DataFrame = tidy(
+        """One row per check: kind (``proof``: the two-token examples; ``joint``: policies by exact
+        enumeration; ``derived``: predictors, from what they read; ``measured``: on kept (p, q)
+        rows; ``engine``: samples against exact probabilities), name, run, pair, drafting,
+        threshold, lossless (what theory says), total_variation (exact, or the mean over rows),
+        total_variation_max, trimmed_share (drafts under the threshold), n (rows or samples), passed
+        (theory and number agree; null: undecided or nothing to compare), reason."""
+    )
 
     @property
     def passed(self) -> bool:
         """Whether no check contradicts what theory says, and no engine failed."""
         return bool((self.checks["passed"].fill_null(value=True)).all())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "audit",
-            "passed": self.passed,
-            "settings": self.settings,
-            "notes": self.notes,
-            "checks": to_records(self.checks),
-            "provenance": self.provenance,
-        }
 
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/audit/audit.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "audit"
-        replace_file(folder / "audit.parquet", self.checks.write_parquet)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
-
-
+@study
 def audit(
     log: DraftLog | str | Path | Sequence[str | Path] | None = None,
     *,
-    predictors: Sequence[str] | None = None,
+    predictors: str | Sequence[str] | None = None,
     thresholds: Sequence[float] = THRESHOLDS,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
     engine: dict[str, SamplingTest] | None = None,
     out: str | Path | None = None,
 ) -> Audit:
@@ -115,10 +101,12 @@ def audit(
     log : path, paths or DraftLog, optional
         Without one the proofs and what is derived come alone. Runs that were collected with
         ``--log-distributions`` are measured.
-    predictors : sequence of str, optional
-        Names in `PREDICTORS`; all unless told.
+    predictors : str or sequence of str, optional
+        Names in `PREDICTORS`, or of the plugin; all unless told.
     thresholds : sequence of float
         The measured rule verifies a draft if its predicted acceptance is at least this.
+    plugin : Plugin, path or paths, optional
+        A user's features and predictors, as in `evaluate`.
     engine : dict of name to SamplingTest, optional
         Verdicts of `audit_engine` or `compare_samples`, to stand in the table.
     out : path, optional
@@ -142,21 +130,22 @@ def audit(
     >>> result.passed
     True
     """
-    asked = _look_up(predictors)
+    added = as_plugin(plugin)
+    asked = added.choose_predictors(as_names(predictors))
     for threshold in thresholds:
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold must lie in [0, 1], got {threshold}")
     opened = None if log is None else open_any(log)
     rows = [*_proof_rows(), *_engine_rows(engine or {})]
-    notes: list[str] = []
+    notes: list[Note] = []
     draftings: list[Drafting] = ["probabilistic", "greedy"]
     if opened is not None:
         draftings = list(dict.fromkeys(run.metadata["drafting"] for run in opened.runs))
     for drafting in draftings:
         rows += derive(asked, drafting)
     for run in () if opened is None else opened.runs:
-        rows += _measure_run(run, asked, thresholds, notes)
-    result = Audit(
+        rows += _measure_run(run, asked, thresholds, added, notes)
+    return Audit(
         checks=pl.DataFrame(rows, schema=_COLUMNS),
         notes=notes,
         settings={
@@ -164,18 +153,8 @@ def audit(
             "thresholds": list(thresholds),
             "runs": [] if opened is None else [run.name for run in opened.runs],
         },
-        provenance=provenance.collect(),
+        provenance={},
     )
-    if out is not None:
-        result.write(out)
-    return result
-
-
-def _look_up(names: Sequence[str] | None) -> list[Predictor]:
-    unknown = [name for name in names or () if name not in PREDICTORS]
-    if unknown:
-        raise InputError(f"unknown predictor {unknown[0]!r}; known: {', '.join(PREDICTORS)}")
-    return [PREDICTORS[name] for name in (names if names else PREDICTORS)]
 
 
 def _proof_rows() -> list[dict[str, Any]]:
@@ -330,26 +309,29 @@ def _logit(probability: float) -> float:
 
 
 def _measure_run(
-    run: Run, predictors: Sequence[Predictor], thresholds: Sequence[float], notes: list[str]
+    run: Run,
+    predictors: Sequence[Predictor],
+    thresholds: Sequence[float],
+    plugin: Plugin,
+    notes: list[Note],
 ) -> list[dict[str, Any]]:
     rows = read_distributions(run.path)
     if rows is None:
-        notes.append(
-            f"{run.name}: keeps no distributions, so nothing is measured on it (collect with "
-            "--log-distributions)"
-        )
+        text = "keeps no distributions, so nothing is measured on it (collect with "
+        notes.append(Note("no_distributions", f"{text}--log-distributions)", run.name))
         return []
     drafting: Drafting = run.metadata["drafting"]
     fitted = [p.name for p in predictors if p.fitted]
     coefficients = {}
     if fitted:
         try:
-            table = evaluate(run.path, predictors=fitted, in_sample=True).coefficients
+            fits = evaluate(run.path, predictors=fitted, in_sample=True, plugin=plugin).coefficients
         except InputError as error:
-            notes.append(f"{run.name}: predictors are not fitted, so only raw ones count: {error}")
+            text = f"predictors are not fitted, so only raw ones count: {error}"
+            notes.append(Note("not_fitted", text, run.name))
             predictors = [p for p in predictors if not p.fitted]
         else:
-            coefficients = coefficients_of(table)
+            coefficients = coefficients_of(fits)
     found = measure(rows, predictors, coefficients, thresholds, drafting)
     return [row | {"run": run.name, "pair": run.pair} for row in found]
 

@@ -15,6 +15,7 @@ import polars as pl
 
 from draftlab.online.estimator import probability
 from draftlab.online.vllm import FEATURE_LIMIT
+from draftlab.results import Note
 from draftlab.studies.replay.rows import column_of
 
 if TYPE_CHECKING:
@@ -71,26 +72,28 @@ def compare(log: DraftLog, coefficients: pl.DataFrame, features: Mapping[str, st
     return pl.DataFrame(rows, schema=_SCHEMA)
 
 
-def describe(table: pl.DataFrame) -> list[str]:
-    """Return what the comparison found, a sentence for every two runs; of the first estimator."""
-    notes = []
-    for row in table.unique(["run_a", "run_b"], keep="first", maintain_order=True).to_dicts():
-        start = f"{row['run_a']} and {row['run_b']}, {row['estimator']}: "
-        parted = (
-            f"from refit {row['parted_refit']} at step {row['parted_step']} on, by up to "
-            f"{row['max_probability_difference']:.4f} of the acceptance probability"
-        )
-        if not row["n_refits"]:
-            notes.append(start + "no refit in common, so nothing to compare")
-        elif row["identical"]:
-            notes.append(start + f"ranks agree to the last bit over {row['n_refits']} refits")
-        elif row["parted_refit"] is None:
-            notes.append(start + f"alike over the {row['n_refits']} refits that both have")
-        elif row["same_counts"]:
-            notes.append(start + f"equal numbers of labels, as of ranks, but they part {parted}")
-        else:
-            notes.append(start + f"replicas of different traffic, they part {parted}")
-    return notes
+def describe(table: pl.DataFrame) -> list[Note]:
+    """Return what the comparison found, a note for every two runs; of the first estimator."""
+    rows = table.unique(["run_a", "run_b"], keep="first", maintain_order=True).to_dicts()
+    return [_describe_pair(row) for row in rows]
+
+
+def _describe_pair(row: dict[str, Any]) -> Note:
+    parted = (
+        f"from refit {row['parted_refit']} at step {row['parted_step']} on, by up to "
+        f"{row['max_probability_difference']:.4f} of the acceptance probability"
+    )
+    if not row["n_refits"]:
+        code, text = "no_common_refit", "no refit in common, so nothing to compare"
+    elif row["identical"]:
+        code, text = "ranks_agree", f"ranks agree to the last bit over {row['n_refits']} refits"
+    elif row["parted_refit"] is None:
+        code, text = "ranks_alike", f"alike over the {row['n_refits']} refits that both have"
+    elif row["same_counts"]:
+        code, text = "ranks_part", f"equal numbers of labels, as of ranks, but they part {parted}"
+    else:
+        code, text = "replicas_part", f"replicas of different traffic, they part {parted}"
+    return Note(code, f"{row['run_a']} and {row['run_b']}, {row['estimator']}: {text}")
 
 
 def _siblings(log: DraftLog) -> list[tuple[Run, Run]]:

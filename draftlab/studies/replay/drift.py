@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
 from draftlab.features import clamp
-from draftlab.log.files import replace_file, write_json
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.metrics import log_loss
 from draftlab.online.smoothing import SMOOTHED, Smoother
 from draftlab.predictors.logistic import Fit, fit_logistic
+from draftlab.results import Result, study, tidy
 from draftlab.studies.replay.replay import (
     OFFLINE,
+    ReplayOptions,
     ReplaySettings,
     RunReplay,
-    check_settings,
+    describe_settings,
     features_of,
+    make_settings,
     replay_source,
 )
 from draftlab.studies.replay.rows import Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.log.reader import Run
 
+HARDEST = "default"
+"""Name of the scenario that `default_scenario` chooses."""
 RECOVERED = 0.01
 """Recovered: a window's log-loss is within so many nats of the offline fit to the same traffic."""
 
@@ -53,37 +56,37 @@ class Segment:
         return "+".join(parts)
 
 
-@dataclass(frozen=True)
-class Drift:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Drift(Result):
     """Tidy results of `drift`."""
 
-    recovery: pl.DataFrame
-    """One row per estimator and switch: run, estimator, switch_step, before, after,
-    recovery_steps (until a window is within 0.01 nats of the offline fit to the new traffic; null:
-    not before the next switch), cost_nats (excess log-loss summed over the drafts until then),
-    log_loss and ece over the segment's windows, offline_log_loss and offline_ece beside them,
-    stale_log_loss (of the fit to the traffic before, never moved: what there was to recover from),
-    overshoots in the segment."""
-    replay: RunReplay
-    """The replay of the whole scenario; its regret is against one fit to all of it."""
+    command = "drift"
+
+    recovery: pl.DataFrame = tidy(
+        """One row per estimator and switch: run, estimator, switch_step, before, after,
+        recovery_steps (until a window is within 0.01 nats of the offline fit to the new traffic;
+        null: not before the next switch), cost_nats (excess log-loss summed over the drafts until
+        then), log_loss and ece over the segment's windows, offline_log_loss and offline_ece beside
+        them, stale_log_loss (of the fit to the traffic before, never moved: what there was to
+        recover from), overshoots in the segment."""
+    )
+    coefficients: pl.DataFrame = tidy("""Of the replay of the whole scenario, as in `Replay`.""")
+    metrics: pl.DataFrame = tidy(
+        """Of the replay of the whole scenario, as in `Replay`; regret is against one fit to all of
+        it."""
+    )
+    summary: pl.DataFrame = tidy("""Of the replay of the whole scenario, as in `Replay`.""")
     scenario: tuple[Segment, ...]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+
+    @classmethod
+    def parse_facts(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the scenario from what stands in result.json."""
+        return {"scenario": tuple(_to_segment(segment) for segment in facts["scenario"])}
 
     def segments(self) -> list[tuple[int, str]]:
         """Return the first step and the traffic of each segment, in order."""
         ends = itertools.accumulate(segment.steps for segment in self.scenario)
         return list(zip([0, *ends], (segment.name for segment in self.scenario), strict=False))
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/replay-drift/*.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "replay-drift"
-        replace_file(folder / "recovery.parquet", self.recovery.write_parquet)
-        for name in ("coefficients", "metrics", "summary"):
-            replace_file(folder / f"{name}.parquet", getattr(self.replay, name).write_parquet)
-        content = {"settings": self.settings, "provenance": self.provenance}
-        write_json(folder / "result.json", {"command": "replay", **content})
-        return folder
 
 
 def parse_scenario(text: str, *, repeat: int = 1) -> tuple[Segment, ...]:
@@ -116,55 +119,84 @@ def _weight(text: str) -> tuple[str, float]:
     return name.strip(), value
 
 
+def _to_segment(content: dict[str, Any]) -> Segment:
+    mix = tuple((str(name), float(weight)) for name, weight in content["mix"])
+    return Segment(mix, int(content["steps"]))
+
+
+@study
 def drift(
     log: DraftLog | str | Path,
-    scenario: Sequence[Segment] | None = None,
+    scenario: str | Sequence[Segment] = HARDEST,
     *,
-    settings: ReplaySettings | None = None,
+    repeat: int = 1,
     proposals_per_step: int = 64,
     out: str | Path | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Drift:
-    """Replay estimators over a scenario built from the proposals of a log's first run.
+    """Replay estimators over traffic that changes, built from the proposals of a log's first run.
 
     Every step takes ``proposals_per_step`` whole proposals from its mix, in the log's order; a
-    workload that runs out begins again. The verdict comes one step later, as live. Windows are
-    10 steps unless told. Without a scenario: `default_scenario`, five refits to a segment.
+    workload that runs out begins again. The verdict comes one step later, as live.
+
+    Parameters
+    ----------
+    log : path or DraftLog
+    scenario : str or sequence of Segment
+        ``copying@300 > fiction=3+chat=1@300``: traffic and engine steps of each segment; or
+        ``default``, the hardest change between two workloads and back, five refits to a segment.
+    repeat : int
+        How often the scenario is run through.
+    proposals_per_step : int
+        Requests in a step.
+    out : path, optional
+        Write the result there.
+    **options
+        Keywords of `replay`. Windows are 10 steps unless told; the offline fit is always made,
+        recovery is measured against it.
 
     Raises
     ------
     InputError
-        A workload that the log lacks, or the errors of `replay`.
+        A workload that the log lacks, a scenario of another form, or the errors of `replay`.
     """
-    chosen = settings or ReplaySettings(window=10)
-    check_settings(chosen)
-    chosen = replace(chosen, offline=True)  # recovery is measured against it
+    options = {"window": 10, **options, "offline": True}
+    chosen = make_settings(**options)
     opened = open_any(log)
     run = opened.runs[0]
-    if scenario is None:
-        scenario = default_scenario(opened, steps=5 * chosen.constants.refit_interval)
-    frame, passes = build_scenario(run, scenario, features_of(chosen), proposals_per_step)
-    pieces = _segment_frames(frame, scenario)
+    segments = _segments(opened, scenario, repeat, 5 * chosen.constants.refit_interval)
+    frame, passes = build_scenario(run, segments, features_of(chosen), proposals_per_step)
+    pieces = _segment_frames(frame, segments)
     last = int(frame.select(pl.col("verify_step").max()).item())
     source = Source(run, tuple(features_of(chosen)), 0, last, chosen.window, chosen.float32, frame)
     whole = replay_source(source, replace(chosen, snapshot=False))
     offline = [_offline(source, piece, chosen) for piece in pieces]
     stale = _stale(pieces, chosen.feature, source.num_positions)
-    result = Drift(
-        recovery=_recovery(whole, scenario, offline, stale, chosen),
-        replay=whole,
-        scenario=tuple(scenario),
-        settings={
-            "scenario": " > ".join(f"{s.name}@{s.steps}" for s in scenario),
+    return Drift(
+        recovery=_recovery(whole, segments, offline, stale, chosen),
+        coefficients=whole.coefficients,
+        metrics=whole.metrics,
+        summary=whole.summary,
+        scenario=segments,
+        notes=whole.notes,
+        settings=describe_settings(chosen)
+        | {
+            "scenario": " > ".join(f"{s.name}@{s.steps}" for s in segments),
             "proposals_per_step": proposals_per_step,
             "passes": passes,
-            "window": chosen.window,
-            "refit_interval": chosen.constants.refit_interval,
         },
-        provenance=provenance.collect(),
+        provenance={},
     )
-    if out is not None:
-        result.write(out)
-    return result
+
+
+def _segments(
+    log: DraftLog, scenario: str | Sequence[Segment], repeat: int, steps: int
+) -> tuple[Segment, ...]:
+    if scenario == HARDEST:
+        return default_scenario(log, steps=steps) * repeat
+    if isinstance(scenario, str):
+        return parse_scenario(scenario, repeat=repeat)
+    return tuple(scenario) * repeat
 
 
 def default_scenario(log: DraftLog | str | Path, *, steps: int = 500) -> tuple[Segment, ...]:

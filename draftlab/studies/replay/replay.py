@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
-from draftlab.log.files import replace_file, to_records, write_json
 from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.online.estimator import OVERSHOOT
-from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER
+from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER, OWN_CONSTANTS
 from draftlab.online.vllm import Constants, from_snapshot
+from draftlab.results import Note, Result, as_names, study, tidy, unreadable_notes
 from draftlab.studies.replay.disagreement import compare, describe
 from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, KeptRows
 from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+SHIPPED = Constants()
+"""What vLLM ships."""
 WINDOW = 100
 """Engine steps in a window of the prequential metrics."""
 OFFLINE = "offline"
@@ -33,78 +34,92 @@ REPLAYABLE = (
 """Columns that an estimator can read."""
 
 
-@dataclass(frozen=True)
-class Replay:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Replay(Result):
     """Tidy results of `replay`. Every table carries run, pair and drafting."""
 
-    coefficients: pl.DataFrame
-    """One row per estimator, refit and position: estimator, refit (0: the start), step, position,
-    slope, intercept, count (labels of the round), slope_step, intercept_step, refused (nan,
-    negative or null), limited, overshoot (a coefficient moved by more than `OVERSHOOT` nats)."""
-    metrics: pl.DataFrame
-    """Prequential: each row predicted before its label was learnt. One row per estimator and
-    window, and one with window null for the whole run: estimator, window, first_step, n,
-    n_accepted, mean_prediction, log_loss, brier, ece, ece_null, auc (within windows: scores of
-    different coefficients have no common order), regret (log-loss above the offline fit)."""
-    summary: pl.DataFrame
-    """One row per estimator: estimator, doc, feature, n, log_loss, ece, auc, regret, refits,
-    refused, overshoots, diverged (still beyond the data at the end), cold_start_labels (labelled
-    drafts until a window stays within 0.01 nats of the offline fit), slope (last), live_error
-    (largest difference from the engine's own predictions, where logged)."""
-    disagreement: pl.DataFrame
-    """Runs of one deployment beside one another: see `disagreement.compare`. Empty where no two
-    runs share one."""
-    notes: list[str]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "replay"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "replay",
-            "settings": self.settings,
-            "notes": self.notes,
-            **{name: to_records(getattr(self, name)) for name in _TABLES},
-            "provenance": self.provenance,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/replay/*.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "replay"
-        for name in _TABLES:
-            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
+    coefficients: pl.DataFrame = tidy(
+        """One row per estimator, refit and position: estimator, refit (0: the start), step,
+        position, slope, intercept, count (labels of the round), slope_step, intercept_step, refused
+        (nan, negative or null), limited, overshoot (a coefficient moved by more than `OVERSHOOT`
+        nats)."""
+    )
+    metrics: pl.DataFrame = tidy(
+        """Prequential: each row predicted before its label was learnt. One row per estimator and
+        window, and one with window null for the whole run: estimator, window, first_step, n,
+        n_accepted, mean_prediction, log_loss, brier, ece, ece_null, auc (within windows: scores of
+        different coefficients have no common order), regret (log-loss above the offline fit)."""
+    )
+    summary: pl.DataFrame = tidy(
+        """One row per estimator: estimator, doc, feature, n, log_loss, ece, auc, regret, refits,
+        refused, overshoots, diverged (still beyond the data at the end), cold_start_labels
+        (labelled drafts until a window stays within 0.01 nats of the offline fit), slope (last),
+        live_error (largest difference from the engine's own predictions, where logged)."""
+    )
+    disagreement: pl.DataFrame = tidy(
+        """Runs of one deployment beside one another: see `disagreement.compare`. Empty where no two
+        runs share one."""
+    )
 
 
-_TABLES = ("coefficients", "metrics", "summary", "disagreement")
 _COLD = 0.01
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How to replay."""
+    """How to replay; `replay` makes it from its keywords."""
 
     estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
     feature: str = "logit_qmax"
     constants: Constants = field(default_factory=Constants)
     float32: bool = False
-    """Quantise and clip the feature as the engine stores it."""
-    excluded: bool | None = None
-    """Learn from rows that are not eligible: True, False, or None for each estimator's own way."""
+    all_rows: bool | None = None
     offline: bool = True
-    """Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory."""
     snapshot: bool = True
-    """Begin from the start state in run.json, where there is one."""
     window: int = WINDOW
     own: Mapping[str, float] = field(default_factory=dict)
     """Constants that only some rivals have: decay, max_step."""
 
 
+class ReplayOptions(TypedDict, total=False):
+    """Keywords of `replay` that other studies of estimators hand on."""
+
+    estimators: str | Sequence[str] | None
+    feature: str
+    refit_interval: int
+    damping: float
+    ridge: float
+    start_slope: float
+    start_intercept: float
+    decay: float | None
+    max_step: float | None
+    float32: bool
+    all_rows: bool | None
+    window: int
+    offline: bool
+    snapshot: bool
+
+
+@study
 def replay(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
-    settings: ReplaySettings | None = None,
+    estimators: str | Sequence[str] | None = None,
+    feature: str = "logit_qmax",
+    refit_interval: int = SHIPPED.refit_interval,
+    damping: float = SHIPPED.damping,
+    ridge: float = SHIPPED.ridge,
+    start_slope: float = SHIPPED.start_slope,
+    start_intercept: float = SHIPPED.start_intercept,
+    decay: float | None = None,
+    max_step: float | None = None,
+    float32: bool = False,
+    all_rows: bool | None = None,
+    window: int = WINDOW,
+    offline: bool = True,
+    snapshot: bool = True,
     out: str | Path | None = None,
 ) -> Replay:
     """Run online estimators over a log, in order of the verdicts, one of each per run.
@@ -113,8 +128,33 @@ def replay(
     ----------
     log : path, paths or DraftLog
         Runs are replayed one by one: each had its own estimator.
-    settings : ReplaySettings, optional
-        What to replay, and with which constants.
+    estimators : str or sequence of str, optional
+        Names in `ESTIMATORS`; vLLM's rule and its common rivals unless told.
+    feature : str
+        Column that the estimators read, one of `REPLAYABLE`.
+    refit_interval : int
+        Engine steps between refits.
+    damping : float
+        Shrinks each refit step by n / (n + damping), n its labels.
+    ridge : float
+        Added to the Hessian only.
+    start_slope, start_intercept : float
+        Coefficients to begin with.
+    decay : float, optional
+        Of `exp-decay`: what a refit leaves of the older sums, in [0, 1].
+    max_step : float, optional
+        Of `step-limited`: most that a refit moves a coefficient, nats.
+    float32 : bool
+        Quantise and clip the feature as vLLM stores it.
+    all_rows : bool, optional
+        Learn from rows that grading leaves out (warm-up, grammar, ...): True, False, or None for
+        each estimator's own way; vLLM's rule does.
+    window : int
+        Engine steps in a window of the metrics.
+    offline : bool
+        Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory.
+    snapshot : bool
+        Begin from the start state in run.json, where there is one.
     out : path, optional
         Write the result there.
 
@@ -127,33 +167,78 @@ def replay(
     InputError
         An unknown estimator or feature; a log without labels; a feature that is null or NaN on
         labelled rows (a null of logit_qmax counts as 40, as in vLLM).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from draftlab.synth import synth_log
+    >>> run = synth_log(tempfile.mkdtemp(), num_requests=60)
+    >>> result = replay(run, estimators="vllm", refit_interval=25)
+    >>> result.summary["estimator"].to_list()
+    ['vllm', 'offline']
     """
-    chosen = settings or ReplaySettings()
-    check_settings(chosen)
-    opened = open_any(log)
-    columns = features_of(chosen)
+    settings = make_settings(
+        estimators=estimators,
+        feature=feature,
+        refit_interval=refit_interval,
+        damping=damping,
+        ridge=ridge,
+        start_slope=start_slope,
+        start_intercept=start_intercept,
+        decay=decay,
+        max_step=max_step,
+        float32=float32,
+        all_rows=all_rows,
+        window=window,
+        offline=offline,
+        snapshot=snapshot,
+    )
+    return replay_runs(open_any(log), settings)
+
+
+def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
+    """Return the settings that keywords of `replay` mean; raise InputError for one out of range."""
+    given: dict[str, Any] = dict(options)
+    names = [constant.name for constant in fields(Constants)]
+    constants = {name: given.pop(name) for name in names if name in given}
+    own = {name: given.pop(name, None) for name in OWN_CONSTANTS}
+    estimators = as_names(given.pop("estimators", None)) or DEFAULT_ESTIMATORS
+    settings = ReplaySettings(
+        estimators=tuple(estimators),
+        constants=Constants(**constants),
+        own={name: value for name, value in own.items() if value is not None},
+        **given,
+    )
+    check_settings(settings)
+    return settings
+
+
+def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
+    """Replay every run of a log; `replay` without reading and writing."""
+    check_settings(settings)
+    columns = features_of(settings)
     parts = [
         replay_source(
-            open_source(run, columns, window=chosen.window, float32=chosen.float32), chosen
+            open_source(run, columns, window=settings.window, float32=settings.float32), settings
         )
-        for run in opened.runs
+        for run in log.runs
     ]
-    coefficients = pl.concat([p.coefficients for p in parts])
-    disagreement = compare(
-        opened, coefficients, {n: feature_of(n, chosen) for n in chosen.estimators}
-    )
-    result = Replay(
+    coefficients = pl.concat([part.coefficients for part in parts])
+    features = {name: feature_of(name, settings) for name in settings.estimators}
+    disagreement = compare(log, coefficients, features)
+    return Replay(
         coefficients=coefficients,
-        metrics=pl.concat([p.metrics for p in parts]),
-        summary=pl.concat([p.summary for p in parts]),
+        metrics=pl.concat([part.metrics for part in parts]),
+        summary=pl.concat([part.summary for part in parts]),
         disagreement=disagreement,
-        notes=[*(note for p in parts for note in p.notes), *describe(disagreement)],
-        settings=_describe(chosen),
-        provenance=provenance.collect(),
+        notes=[
+            *unreadable_notes(log),
+            *(note for part in parts for note in part.notes),
+            *describe(disagreement),
+        ],
+        settings=describe_settings(settings),
+        provenance={},
     )
-    if out is not None:
-        result.write(out)
-    return result
 
 
 def check_settings(settings: ReplaySettings) -> None:
@@ -193,7 +278,7 @@ class RunReplay:
     coefficients: pl.DataFrame
     metrics: pl.DataFrame
     summary: pl.DataFrame
-    notes: list[str]
+    notes: list[Note]
 
 
 def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
@@ -251,7 +336,7 @@ def _make_driver(name: str, source: Source, settings: ReplaySettings) -> Driver:
         name=name,
         estimator=estimator,
         feature=feature_of(name, settings),
-        every_label=entry.every_label if settings.excluded is None else settings.excluded,
+        every_label=entry.every_label if settings.all_rows is None else settings.all_rows,
         next_refit=source.first_step + estimator.refit_interval - 1 - since,
         stride=settings.window if estimator.refit_interval == 1 else 1,
         slopes=[estimator.slopes],
@@ -334,20 +419,22 @@ def _cold_start(own: pl.DataFrame) -> int | None:
     return int(windows["n"][: int(near.arg_max() or 0)].sum())
 
 
-def _notes(run: Run, drivers: list[Driver], source: Source) -> list[str]:
+def _notes(run: Run, drivers: list[Driver], source: Source) -> list[Note]:
     notes = []
     for driver in drivers:
         steps = [step for step, refit in driver.refits if refit.overshoot]
         if steps:
-            notes.append(
-                f"{run.name}: {driver.name} moved a coefficient by more than {OVERSHOOT} nats in "
+            text = (
+                f"{driver.name} moved a coefficient by more than {OVERSHOOT} nats in "
                 f"{len(steps)} refits, first at step {steps[0]}"
             )
+            notes.append(Note("overshoot", text, run.name))
         if not driver.refits and driver.estimator.refit_interval != NEVER:
-            notes.append(
-                f"{run.name}: {driver.name} never refitted: {source.last_step + 1} steps are "
-                f"fewer than its interval of {driver.estimator.refit_interval}"
+            text = (
+                f"{driver.name} never refitted: {source.last_step + 1} steps are fewer than its "
+                f"interval of {driver.estimator.refit_interval}"
             )
+            notes.append(Note("no_refit", text, run.name))
     return notes
 
 
@@ -356,7 +443,8 @@ def _named(run: Run, table: pl.DataFrame) -> pl.DataFrame:
     return table.select(*(pl.lit(v).alias(k) for k, v in names.items()), pl.all())
 
 
-def _describe(settings: ReplaySettings) -> dict[str, Any]:
+def describe_settings(settings: ReplaySettings) -> dict[str, Any]:
+    """Return settings as they stand in a result."""
     c = settings.constants
     return {
         "estimators": list(settings.estimators),
@@ -367,7 +455,7 @@ def _describe(settings: ReplaySettings) -> dict[str, Any]:
         "ridge": c.ridge,
         "start_slope": c.start_slope,
         "start_intercept": c.start_intercept,
-        "excluded": settings.excluded,
+        "all_rows": settings.all_rows,
         "window": settings.window,
         "snapshot": settings.snapshot,
         **settings.own,

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
 from draftlab.errors import InputError
-from draftlab.log.reader import open_log
+from draftlab.log.reader import DraftLog, open_any, open_log
 from draftlab.online.rivals import ESTIMATORS, OWN_CONSTANTS
-from draftlab.studies.replay.replay import OFFLINE, ReplaySettings, check_settings, replay
+from draftlab.parallel import stream_process
+from draftlab.results import Result, as_names, study, tidy, unreadable_notes
+from draftlab.studies.replay.replay import (
+    OFFLINE,
+    ReplayOptions,
+    ReplaySettings,
+    check_settings,
+    describe_settings,
+    make_settings,
+    replay_runs,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 SHIPPED = ("refit_interval", "damping", "ridge", "start_slope", "start_intercept")
@@ -47,61 +57,112 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
     return grid
 
 
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Sweep(Result):
+    """Tidy result of `sweep`."""
+
+    command = "sweep"
+
+    combinations: pl.DataFrame = tidy(
+        """One row per run and combination of constants, in the order of the grid: run, pair,
+        drafting, estimator, the swept constants, n, log_loss, ece, auc, regret (log-loss above the
+        offline fit, nats), refits, refused, overshoots, diverged."""
+    )
+
+
+@study
 def sweep(
-    paths: Sequence[str | Path],
-    grid: Mapping[str, Sequence[float]],
+    log: DraftLog | str | Path | Sequence[str | Path],
+    grid: str | Sequence[str] | Mapping[str, Sequence[float]],
     *,
     estimator: str | None = None,
-    settings: ReplaySettings | None = None,
     processes: int = 2,
     on_done: Callable[[int, int], None] | None = None,
-) -> pl.DataFrame:
+    out: str | Path | None = None,
+    **options: Unpack[ReplayOptions],
+) -> Sweep:
     """Replay one estimator for every combination of constants.
 
     Parameters
     ----------
-    paths : sequence of paths
-        Logs or runs.
-    grid : mapping of constant to values
-        Of `SWEEPABLE`.
+    log : path, paths or DraftLog
+    grid : str, sequence of str, or mapping of constant to values
+        ``"refit-interval=25,50 damping=0,50"``; constants of `SWEEPABLE`.
     estimator : str, optional
         Name in the table of estimators; the rival whose constant is swept, else ``vllm``.
-    settings : ReplaySettings, optional
-        Everything that is not swept.
     processes : int
         Each opens the log for itself.
     on_done
         Called with (combinations done, all).
+    out : path, optional
+        Write the result there.
+    **options
+        Keywords of `replay`: everything that is not swept.
 
-    Returns
-    -------
-    DataFrame
-        One row per run and combination, in the order of the grid: run, pair, drafting, estimator,
-        the swept constants, n, log_loss, ece, auc, regret (log-loss above the offline fit, nats),
-        refits, refused, overshoots, diverged.
+    Raises
+    ------
+    InputError
+        A constant is unknown or out of range, or the errors of `replay`.
     """
-    base = replace(settings or ReplaySettings(), estimators=(estimator or _owner(grid),))
-    jobs = [_job(base, combination) for combination in _combinations(grid)]
+    if processes < 1:
+        raise InputError(f"processes must be at least 1, got {processes}")
+    values = grid if isinstance(grid, Mapping) else parse_grid(as_names(grid) or [])
+    name = estimator or _owner(values)
+    options = {**options, "estimators": name}
+    base = make_settings(**options)
+    jobs = [_job(base, combination) for combination in _combinations(values)]
     for job in jobs:
         check_settings(job)
-    open_log(*paths)  # bad input ends here, once
-    results: list[pl.DataFrame | None] = [None] * len(jobs)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = {
-            pool.submit(_run, [str(path) for path in paths], job): index
-            for index, job in enumerate(jobs)
-        }
-        for done, future in enumerate(as_completed(futures), start=1):
-            results[futures[future]] = future.result()
-            if on_done is not None:
-                on_done(done, len(jobs))
+    opened = open_any(log)
+    tables = _run_all([run.path for run in opened.runs], jobs, processes, on_done)
     named = [
-        table.with_columns(**{name: pl.lit(value) for name, value in combination.items()})
-        for table, combination in zip(results, _combinations(grid), strict=True)
-        if table is not None
+        found.with_columns(**{name: pl.lit(value) for name, value in combination.items()})
+        for found, combination in zip(tables, _combinations(values), strict=True)
     ]
-    first = ["run", "pair", "drafting", "estimator", *grid]
-    return pl.concat(named).select(*first, pl.exclude(first))
+    first = ["run", "pair", "drafting", "estimator", *values]
+    return Sweep(
+        combinations=pl.concat(named).select(*first, pl.exclude(first)),
+        notes=unreadable_notes(opened),
+        settings=describe_settings(base) | {"grid": {n: list(v) for n, v in values.items()}},
+        provenance={},
+    )
+
+
+def _run_all(
+    paths: list[str],
+    jobs: list[ReplaySettings],
+    processes: int,
+    on_done: Callable[[int, int], None] | None,
+) -> list[pl.DataFrame]:
+    """Replay every job; the jobs are dealt to the processes like cards."""
+    results: dict[int, pl.DataFrame] = {}
+    numbered = list(enumerate(jobs))
+    hands = [hand for start in range(processes) if (hand := numbered[start::processes])]
+
+    def take(found: Iterator[tuple[int, pl.DataFrame]]) -> None:
+        for index, table in found:
+            results[index] = table
+            if on_done is not None:
+                on_done(len(results), len(jobs))
+
+    def work(hand: list[tuple[int, ReplaySettings]]) -> None:
+        with stream_process(_run_jobs, paths, hand) as found:
+            take(found)
+
+    if len(hands) == 1:
+        take(_run_jobs(paths, numbered))
+    else:
+        with ThreadPoolExecutor(len(hands)) as pool:
+            list(pool.map(work, hands))
+    return [results[index] for index in range(len(jobs))]
+
+
+def _run_jobs(
+    paths: list[str], jobs: list[tuple[int, ReplaySettings]]
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    log = open_log(*paths)
+    for index, settings in jobs:
+        yield index, _run(log, settings)
 
 
 def _owner(names: Iterable[str]) -> str:
@@ -122,8 +183,8 @@ def _job(base: ReplaySettings, combination: dict[str, Any]) -> ReplaySettings:
     return replace(base, constants=replace(base.constants, **shipped), own={**base.own, **own})
 
 
-def _run(paths: list[str], settings: ReplaySettings) -> pl.DataFrame:
-    summary = replay(paths, settings=settings).summary.filter(pl.col("estimator") != OFFLINE)
+def _run(log: DraftLog, settings: ReplaySettings) -> pl.DataFrame:
+    summary = replay_runs(log, settings).summary.filter(pl.col("estimator") != OFFLINE)
     return summary.select(
         "run", "pair", "drafting", "estimator", "n", "log_loss", "ece", "auc", "regret",
         "refits", "refused", "overshoots", "diverged",

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
 from draftlab.grading.cells import Cell, read_cells
-from draftlab.log.files import replace_file, to_records, write_json
+from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.parallel import run_threads
-from draftlab.policies.cost import CostTable, StepSizes, check_table, table_from_steps
+from draftlab.policies.cost import CostTable, check_table
 from draftlab.predictors.baselines import PREDICTORS
+from draftlab.results import Note, Result, as_names, study, tidy
 from draftlab.studies.simulate.batches import Rule, compose
+from draftlab.studies.simulate.costs import Cost, as_cost, default_costs
 from draftlab.studies.simulate.frontier import (
     MEASURES,
     Batch,
@@ -75,54 +76,37 @@ _REGRET_AT = 64
 _WITH_INTERVAL = [name + end for name in MEASURES for end in ("", "_low", "_high")]
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Simulation(Result):
     """Tidy results of `simulate`. Every table carries run, pair, drafting and cost.
 
     ``dataset`` null is a mix of all. Intervals (_low, _high) are 95 % by group.
     """
 
-    frontier: pl.DataFrame
-    """One row per cost, policy, dataset and concurrency: cost, cost_source, policy, predictor,
-    lossless, dataset, concurrency, verify_length (of fixed), tokens_per_second,
-    tokens_per_second_per_request, acceptance_length, verified_per_step, wasted, lost (the last
-    four per request and step; of eagle2 the nodes sent at most, and nothing is called lost), each
-    with _low and _high; on_frontier (no policy or concurrency
-    is better in both speeds), n_proposals, n_prompts, n_steps."""
-    gains: pl.DataFrame
-    """One row per cost, adaptive policy, dataset and concurrency, against the full fixed length
-    (AV off): policy, predictor, lossless, verify_length (nodes of eagle2),
-    off_tokens_per_second, tokens_per_second, gain, gain_low, gain_high (relative, paired),
-    off_acceptance_length, acceptance_length,
-    best_fixed_length, gain_over_best_fixed (against the best fixed length at this concurrency),
-    captured (share of the oracle's gain), reason (where there is no gain)."""
-    regret: pl.DataFrame
-    """One row per cost, predictor and dataset, at one concurrency: tokens_per_second,
-    oracle_tokens_per_second, regret (1 - ratio), ranking (what is lost with the own order but
-    calibrated survivals), calibration (with the oracle's order but the own survivals); the two
-    need not add up."""
-    notes: list[str]
-    """What is assumed, left out, and why there is no gain where there is none."""
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "simulate"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "simulate",
-            "settings": self.settings,
-            "notes": self.notes,
-            **{name: to_records(getattr(self, name)) for name in TABLES},
-            "provenance": self.provenance,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/simulate/*.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "simulate"
-        for name in TABLES:
-            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
+    frontier: pl.DataFrame = tidy(
+        """One row per cost, policy, dataset and concurrency: cost, cost_source, policy, predictor,
+        lossless, dataset, concurrency, verify_length (of fixed), tokens_per_second,
+        tokens_per_second_per_request, acceptance_length, verified_per_step, wasted, lost (the last
+        four per request and step; of eagle2 the nodes sent at most, and nothing is called lost),
+        each with _low and _high; on_frontier (no policy or concurrency is better in both speeds),
+        n_proposals, n_prompts, n_steps."""
+    )
+    gains: pl.DataFrame = tidy(
+        """One row per cost, adaptive policy, dataset and concurrency, against the full fixed length
+        (AV off): policy, predictor, lossless, verify_length (nodes of eagle2),
+        off_tokens_per_second, tokens_per_second, gain, gain_low, gain_high (relative, paired),
+        off_acceptance_length, acceptance_length, best_fixed_length, gain_over_best_fixed (against
+        the best fixed length at this concurrency), captured (share of the oracle's gain), reason
+        (where there is no gain)."""
+    )
+    regret: pl.DataFrame = tidy(
+        """One row per cost, predictor and dataset, at one concurrency: tokens_per_second,
+        oracle_tokens_per_second, regret (1 - ratio), ranking (what is lost with the own order but
+        calibrated survivals), calibration (with the oracle's order but the own survivals); the two
+        need not add up."""
+    )
 
 
 class _Options(NamedTuple):
@@ -141,9 +125,10 @@ class _Tables(NamedTuple):
     notes: list[str]
 
 
+@study
 def simulate(
     log: DraftLog | str | Path | Sequence[str | Path],
-    cost: CostTable | Sequence[CostTable],
+    cost: Cost | Sequence[Cost] | None = None,
     *,
     policies: Sequence[str] | None = None,
     predictors: Sequence[str] | None = None,
@@ -160,8 +145,10 @@ def simulate(
     ----------
     log : path, paths or DraftLog
         Of runs with adaptive verification off: what was not verified has no label.
-    cost : CostTable or sequence of them
-        Each is simulated by itself; a measured one beside a model, say.
+    cost : CostTable, str or path, or a sequence of them, optional
+        ``log`` (what its own steps measured), a model such as ``L4/llama-8b``, a file of
+        `profile`, or a table. Each is simulated by itself. Unless told, a model, and the log's
+        own steps where they show that a draft costs something.
     policies : sequence of str, optional
         ``fixed`` (all lengths 0..K), ``draft-verify``, ``eagle2`` (several sizes; needs logged
         trees), ``clairvoyant``, or POLICY/PREDICTOR as in ``av/logit_qmax``; a default set
@@ -194,18 +181,21 @@ def simulate(
     Examples
     --------
     >>> import tempfile
-    >>> from draftlab.policies.cost import HARDWARE, MODELS, roofline
     >>> from draftlab.synth import synth_log
     >>> run = synth_log(tempfile.mkdtemp(), num_requests=60)
-    >>> table = roofline(HARDWARE["L4"], MODELS["llama-8b"])
-    >>> result = simulate(run, table, predictors=["logit_qmax", "oracle"], concurrencies=[1, 256])
+    >>> result = simulate(run, "L4/llama-8b", predictors=["oracle"], concurrencies=[1, 256])
     >>> best = result.gains.filter(concurrency=256, predictor="oracle")
     >>> bool(best["gain"][0] > 0.02)
     True
     """
-    options = _check(cost, concurrencies, cap, seed, by_dataset)._replace(regret=regret)
     opened = open_any(log)
-    specs = _specs(policies, predictors)
+    if cost is None:
+        costs, of_costs = default_costs(opened, concurrencies)
+    else:
+        asked = [cost] if isinstance(cost, Cost) else cost
+        costs, of_costs = [as_cost(each, opened) for each in asked], []
+    options = _check(costs, concurrencies, cap, seed, by_dataset)._replace(regret=regret)
+    specs = _specs(as_names(policies), as_names(predictors))
     if policies is predictors is None and has_trees(opened):
         specs = (*specs, "eagle2")
     jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
@@ -217,33 +207,30 @@ def simulate(
         jobs = jobs_of[cell.num_positions]
         default = policies is predictors is None
         _simulate_cell(opened, cell, jobs, columns, options, tables, default=default)
-    result = Simulation(
+    return Simulation(
         frontier=_frontier_table(tables.frontier),
         gains=pl.DataFrame(tables.gains, schema=_GAINS),
         regret=pl.DataFrame(tables.regret, schema=_REGRET),
-        notes=tables.notes,
+        notes=[*of_costs, *(Note("simulation", text) for text in tables.notes)],
         settings={
             "policies": list(specs),
             "concurrencies": list(options.concurrencies),
             "cap": cap,
             "seed": seed,
+            "cost": None if cost is None else [_name_of(each) for each in asked],
             "costs": [table.to_dict() for table in options.costs],
         },
-        provenance=provenance.collect(seed=seed),
+        provenance={"seed": seed},
     )
-    if out is not None:
-        result.write(out)
-    return result
 
 
 def _check(
-    cost: CostTable | Sequence[CostTable],
+    costs: Sequence[CostTable],
     concurrencies: Sequence[int],
     cap: int | None,
     seed: int,
     by_dataset: bool,
 ) -> _Options:
-    costs = (cost,) if isinstance(cost, CostTable) else tuple(cost)
     if not costs:
         raise InputError("no cost table given: measure one with `draftlab profile`")
     wrong = [c for c in concurrencies if c < 1]
@@ -251,7 +238,14 @@ def _check(
         raise InputError(f"concurrencies must be at least 1, got {list(concurrencies)}")
     if cap is not None and cap < 0:
         raise InputError(f"cap must be at least 0, got {cap}")
-    return _Options(costs, tuple(sorted(set(concurrencies))), cap, seed, by_dataset)
+    return _Options(tuple(costs), tuple(sorted(set(concurrencies))), cap, seed, by_dataset)
+
+
+def _name_of(cost: Cost) -> str:
+    """Return what one would type for a cost table."""
+    if isinstance(cost, CostTable):
+        return cost.name
+    return shown_path(str(cost)) if Path(cost).is_file() else str(cost)
 
 
 def _specs(policies: Sequence[str] | None, predictors: Sequence[str] | None) -> tuple[str, ...]:
@@ -615,40 +609,3 @@ def _frontier_table(rows: list[dict[str, Any]]) -> pl.DataFrame:
     for _, part in indexed.group_by(keys, maintain_order=True):
         on[part["at"].to_numpy()] = pareto(*(part[name].to_numpy() for name in speeds))
     return table.with_columns(on_frontier=pl.Series(on, dtype=pl.Boolean))
-
-
-def cost_of_log(log: DraftLog | str | Path | Sequence[str | Path]) -> CostTable:
-    """Return the cost table that a log's own steps measured.
-
-    Steps that read a prompt are left out. A log at one concurrency and full length holds few
-    batch sizes; collect under several, or measure with `draftlab profile`.
-
-    Raises
-    ------
-    InputError
-        Several K, or no batch size was measured often enough.
-    """
-    opened = open_any(log)
-    lengths = _lengths(opened)
-    if len(lengths) > 1:
-        raise InputError(f"a cost table needs runs of one K, got {sorted(lengths)}")
-    names = ("num_requests", "num_non_draft_tokens", "num_admitted", "padded_tokens")
-    steps = (
-        opened.steps.filter(
-            pl.col("num_requests") > 0, pl.col("num_non_draft_tokens") == pl.col("num_requests")
-        )
-        .select(*names, "verify_ms", "draft_ms")
-        .collect()
-    )
-    tokens = steps.select(
-        pl.coalesce("padded_tokens", pl.col("num_non_draft_tokens") + pl.col("num_admitted"))
-    ).to_series()
-    known = steps.filter(tokens.is_not_null())
-    sizes = StepSizes(
-        requests=known["num_requests"].to_numpy().astype(np.int64),
-        tokens=tokens.drop_nulls().to_numpy().astype(np.int64),
-        verify_ms=known["verify_ms"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
-        draft_ms=known["draft_ms"].cast(pl.Float64).fill_null(np.nan).to_numpy(),
-    )
-    name = "+".join(run.name for run in opened.runs)
-    return table_from_steps(sizes, num_speculative_tokens=lengths.pop(), name=f"{name} steps")

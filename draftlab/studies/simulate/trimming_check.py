@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,16 +11,20 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.grading.cells import read_cells
-from draftlab.log.files import to_records, write_json
+from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_log
 from draftlab.metrics.intervals import ratio_influence
 from draftlab.policies.adaptive import COLUMN_OF, UNFITTED, coefficients_of, make_admission
+from draftlab.results import Note, Result, study, tidy
 from draftlab.schema import Excluded
 from draftlab.studies.evaluate import evaluate
+from draftlab.studies.simulate.costs import as_cost
 from draftlab.studies.simulate.proposals import read_proposals
 from draftlab.studies.simulate.rehearsal import Drafts, Requests, rehearse
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from draftlab._types import FloatArray
     from draftlab.policies.adaptive import AdaptiveVerification
     from draftlab.policies.cost import CostTable
@@ -35,46 +38,32 @@ and all requests of a step share it."""
 _FEATURES = ("logit_qmax", "top2_margin", "entropy", "logit_q_sampled", "confidence")
 
 
-@dataclass(frozen=True)
-class LiveCheck:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TrimmingCheck(Result):
     """Simulated against measured adaptive verification."""
 
-    table: pl.DataFrame
-    """One row per measure (acceptance_length; verified_per_step, drafts sent a request; step_ms):
-    measure, simulated, measured, difference (measured - simulated), standard_error (paired by
-    group, and what another order of the requests would change on either side; of step_ms by
-    steps), relative, agrees (within 3 % or two standard errors; null: step_ms of a cost model)."""
+    command = "trimming-check"
+    verdicts = ("agrees",)
+
+    measures: pl.DataFrame = tidy(
+        """One row per measure (acceptance_length; verified_per_step, drafts sent a request;
+        step_ms): measure, simulated, measured, difference (measured - simulated), standard_error
+        (paired by group, and what another order of the requests would change on either side; of
+        step_ms by steps), relative, agrees (within 3 % or two standard errors; null: step_ms of a
+        cost model)."""
+    )
     policy: str
     concurrency: int
     num_requests: int
     """Of the live log."""
     num_prompts: int
     """In both logs."""
-    notes: list[str]
 
     @property
     def agrees(self) -> bool:
         """Whether acceptance length and verified drafts agree; step time is only shown."""
-        rows = self.table.filter(pl.col("measure") != "step_ms")
+        rows = self.measures.filter(pl.col("measure") != "step_ms")
         return bool(rows["agrees"].all())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "policy": self.policy,
-            "concurrency": self.concurrency,
-            "num_requests": self.num_requests,
-            "num_prompts": self.num_prompts,
-            "agrees": self.agrees,
-            "table": to_records(self.table),
-            "notes": self.notes,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/simulate/live.json, atomically; return the file."""
-        path = Path(out) / "simulate" / "live.json"
-        write_json(path, self.to_dict())
-        return path
 
 
 class _PerGroup(NamedTuple):
@@ -85,24 +74,34 @@ class _PerGroup(NamedTuple):
     proposals: dict[str, float]
 
 
-def check_live(
-    off: DraftLog | str | Path, live: DraftLog | str | Path, cost: CostTable
-) -> LiveCheck:
-    """Compare with a live run whose log names its predictor; a fitted one is fitted on ``off``.
+@study
+def trimming_check(
+    log: DraftLog | str | Path,
+    trimmed: DraftLog | str | Path,
+    *,
+    cost: CostTable | str | Path = "log",
+    out: str | Path | None = None,
+) -> TrimmingCheck:
+    """Check a simulation against a run that was trimmed live.
 
     Parameters
     ----------
-    off, live : path or DraftLog
-        As in `compare_live`.
-    cost : CostTable
-        The one that the live run was given.
+    log : path or DraftLog
+        One run with adaptive verification off. A fitted predictor is fitted on it.
+    trimmed : path or DraftLog
+        One run of the same pair, settings and prompts under adaptive verification; its run.json
+        names the predictor.
+    cost : CostTable, str or path
+        What the trimmed run was given, as in `simulate`.
+    out : path, optional
+        Write the result there.
 
     Raises
     ------
     InputError
-        As in `compare_live`.
+        As in `rehearse_trimming`.
     """
-    one, other = _single(off, "off"), _single(live, "live")
+    one, other = _single(log, "log"), _single(trimmed, "trimmed")
     name = str(other.runs[0].metadata["adaptive_verification"])
     if name == "off":
         raise InputError(
@@ -114,34 +113,36 @@ def check_live(
     known = None
     if name == "hybrid" or (name in COLUMN_OF and name not in UNFITTED):
         known = coefficients_of(evaluate(one, predictors=fitted).coefficients)
-    return compare_live(one, other, make_admission(name, cost, K, coefficients=known))
+    return rehearse_trimming(
+        one, other, make_admission(name, as_cost(cost, one), K, coefficients=known)
+    )
 
 
-def compare_live(
-    off: DraftLog | str | Path, live: DraftLog | str | Path, admission: AdaptiveVerification
-) -> LiveCheck:
+def rehearse_trimming(
+    log: DraftLog | str | Path, trimmed: DraftLog | str | Path, admission: AdaptiveVerification
+) -> TrimmingCheck:
     """Rehearse on a log without adaptive verification what another log did with it.
 
     Parameters
     ----------
-    off : path or DraftLog
+    log : path or DraftLog
         One run with adaptive verification off.
-    live : path or DraftLog
+    trimmed : path or DraftLog
         One run of the same pair, settings and prompts under adaptive verification.
     admission : AdaptiveVerification
         Made as for the live run, fresh.
 
     Returns
     -------
-    LiveCheck
+    TrimmingCheck
 
     Raises
     ------
     InputError
-        Not one run each, not of one pair and K, ``live`` was trimmed by something else, or the
+        Not one run each, not of one pair and K, ``trimmed`` was trimmed by something else, or the
         first log lacks what the predictor reads.
     """
-    one, other = (_single(log, name) for log, name in ((off, "off"), (live, "live")))
+    one, other = _single(log, "log"), _single(trimmed, "trimmed")
     _check_pair(one, other, admission)
     slots = int(other.steps.select(pl.col("num_requests").max()).collect().item())
     logged = _read(one)
@@ -154,19 +155,28 @@ def compare_live(
         _compare_times(times, other, modelled=admission.cost.source == "model"),
     ]
     shared = simulated.proposals.keys() & measured.proposals.keys()
-    return LiveCheck(
-        table=pl.DataFrame(rows),
+    return TrimmingCheck(
+        measures=pl.DataFrame(rows),
         policy=f"av/{admission.name}",
         concurrency=slots,
         num_requests=other.requests.select(pl.len()).collect().item(),
         num_prompts=len(shared),
-        notes=[
-            "rehearsed steps start as the log's did; live trimming ends more of them without a "
-            "rejection",
-            "step_ms is by the cost table, which knows tokens but not the engine's padding to "
-            "the longest proposal",
-        ],
+        notes=[Note(code, text) for code, text in _ASSUMED.items()],
+        settings={
+            "trimmed": shown_path(other.runs[0].path),
+            "cost": admission.cost.name,
+            "cost_source": admission.cost.source,
+        },
+        provenance={},
     )
+
+
+_ASSUMED = {
+    "step_states": "rehearsed steps start as the log's did; live trimming ends more of them "
+    "without a rejection",
+    "step_time": "step_ms is by the cost table, which knows tokens but not the engine's padding "
+    "to the longest proposal",
+}
 
 
 def _single(log: DraftLog | str | Path, name: str) -> DraftLog:

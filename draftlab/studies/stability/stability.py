@@ -8,35 +8,35 @@ costs, what a foreign fit costs, how many labels are enough, and how good a pred
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from draftlab import provenance
 from draftlab.errors import InputError
-from draftlab.grading.cells import Cell, acceptance_table, read_cells
+from draftlab.grading.cells import Cell, acceptance_table, name_cell, read_cells
 from draftlab.grading.differences import ADOPTED, difference_table
 from draftlab.grading.grade import Grade, grade
 from draftlab.grading.prepare import NUM_FOLDS, Prepared, prepare, refuse_trimmed
 from draftlab.grading.refit import refit
-from draftlab.log.files import replace_file, to_records, write_json
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import NUM_BINS, correlation, divide
 from draftlab.metrics.intervals import mean_interval
 from draftlab.parallel import run_threads
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.predictors.logistic import Fit, fit_logistic
 from draftlab.predictors.several import SeveralFit, fit_several
 from draftlab.predictors.uncertainty import coefficient_intervals, standard_errors
-from draftlab.studies.evaluate import Evaluation, evaluate, hash_log
+from draftlab.results import Note, Result, study, tidy, unreadable_notes
+from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.studies.stability.stationarity import change_table
 from draftlab.studies.stability.transfer import learning_table, transfer_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
     from draftlab.log.reader import DraftLog
@@ -56,74 +56,65 @@ TABLES = (
 )
 
 
-@dataclass(frozen=True)
-class Stability:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Stability(Result):
     """Tables of `stability`. All carry run, pair and drafting; a null dataset or position is all.
 
     Undefined numbers are NaN beside their counts.
     """
 
-    workloads: pl.DataFrame
-    """T4, `logit_qmax` fitted on each dataset alone: dataset, n, n_prompts, acceptance,
-    mean_entropy (nats, of graded rows), slope, intercept_0 (both with _low and _high, 95 % by
-    group), intercept_mean (over positions with rows), status."""
-    workload_correlations: pl.DataFrame
-    """coefficient (acceptance, slope, intercept_0, intercept_mean), r (Pearson, with the mean
-    entropy of the datasets; NaN under three), n_datasets."""
-    refit_spread: pl.DataFrame
-    """T5: num_positions, n, refits (blocks of steps, each fitted alone), slope (of all rows),
-    slope_mean, slope_sd, slope_se (what sampling alone gives a block: root mean square of the
-    blocks' standard errors by group), intercept_0 with the same, intercept_mean, its _mean and
-    _sd, refit_kind."""
-    slopes: pl.DataFrame
-    """Shared slope against one per position, cross-fitted: scope, position, metric, shared, own,
-    cost (own is better by so much: positive is worse for shared), cost_low, cost_high,
-    distinguishable."""
-    transfer: pl.DataFrame
-    """See `transfer.transfer_table`."""
-    learning: pl.DataFrame
-    """See `transfer.learning_table`."""
-    feature_sets: pl.DataFrame
-    """Several features at once, cross-fitted: features, lossless, n, auc, log_loss, brier, ece,
-    and auc_gain, log_loss_gain (over `logit_qmax` alone, positive is better) with _low, _high."""
-    ceiling_share: pl.DataFrame
-    """predictor, lossless, scope, position, n, auc, log_loss, share_of_auc: (AUC - 1/2) over that
-    of `overlap`, and share_of_log_loss: the way from the constant floor to `overlap` that the
-    predictor goes. Predictors that see the draw may exceed 1. Empty without `overlap`."""
-    acceptance_lengths: pl.DataFrame
-    """dataset, num_positions, n_proposals, n_requests, requests_without_verdicts,
-    acceptance_length (tokens per verification, each counting once), acceptance_length_by_request
-    (mean of requests' own means), accepted_per_verified, accepted_per_proposed,
-    rate_compares_across_k (False: both rates fall as K rises with the same drafter)."""
-    second_rank: pl.DataFrame
-    """Of the rejected rows, how often the target's top token is the drafter's second: dataset,
-    position, n_rejected, n_prompts, second_rate, second_rate_low, second_rate_high. Empty
-    without `target_rank_in_q`."""
-    change: pl.DataFrame
-    """Later against earlier half of the steps at equal features: see `change_table`."""
-    notes: list[str]
-    settings: dict[str, Any]
-    provenance: dict[str, Any]
+    command = "stability"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as strict JSON content, NaN as null."""
-        return {
-            "command": "stability",
-            "settings": self.settings,
-            "notes": self.notes,
-            **{name: to_records(getattr(self, name)) for name in TABLES},
-            "provenance": self.provenance,
-        }
-
-    def write(self, out: str | Path) -> Path:
-        """Write OUT/stability/*.parquet and result.json, each atomically; return the folder."""
-        folder = Path(out) / "stability"
-        for name in TABLES:
-            replace_file(folder / f"{name}.parquet", getattr(self, name).write_parquet)
-        write_json(folder / "result.json", self.to_dict())
-        return folder
+    workloads: pl.DataFrame = tidy(
+        """T4, `logit_qmax` fitted on each dataset alone: dataset, n, n_prompts, acceptance,
+        mean_entropy (nats, of graded rows), slope, intercept_0 (both with _low and _high, 95 % by
+        group), intercept_mean (over positions with rows), status."""
+    )
+    workload_correlations: pl.DataFrame = tidy(
+        """coefficient (acceptance, slope, intercept_0, intercept_mean), r (Pearson, with the mean
+        entropy of the datasets; NaN under three), n_datasets."""
+    )
+    refit_spread: pl.DataFrame = tidy(
+        """T5: num_positions, n, refits (blocks of steps, each fitted alone), slope (of all rows),
+        slope_mean, slope_sd, slope_se (what sampling alone gives a block: root mean square of the
+        blocks' standard errors by group), intercept_0 with the same, intercept_mean, its _mean and
+        _sd, refit_kind."""
+    )
+    slopes: pl.DataFrame = tidy(
+        """Shared slope against one per position, cross-fitted: scope, position, metric, shared,
+        own, cost (own is better by so much: positive is worse for shared), cost_low, cost_high,
+        distinguishable."""
+    )
+    transfer: pl.DataFrame = tidy("""See `transfer.transfer_table`.""")
+    learning: pl.DataFrame = tidy("""See `transfer.learning_table`.""")
+    feature_sets: pl.DataFrame = tidy(
+        """Several features at once, cross-fitted: features, lossless, n, auc, log_loss, brier,
+        ece, and auc_gain, log_loss_gain (over `logit_qmax` alone, positive is better) with _low,
+        _high."""
+    )
+    ceiling_share: pl.DataFrame = tidy(
+        """predictor, lossless, scope, position, n, auc, log_loss, share_of_auc: (AUC - 1/2) over
+        that of `overlap`, and share_of_log_loss: the way from the constant floor to `overlap` that
+        the predictor goes. Predictors that see the draw may exceed 1. Empty without `overlap`."""
+    )
+    acceptance_lengths: pl.DataFrame = tidy(
+        """dataset, num_positions, n_proposals, n_requests, requests_without_verdicts,
+        acceptance_length (tokens per verification, each counting once),
+        acceptance_length_by_request (mean of requests' own means), accepted_per_verified,
+        accepted_per_proposed, rate_compares_across_k (False: both rates fall as K rises with the
+        same drafter)."""
+    )
+    second_rank: pl.DataFrame = tidy(
+        """Of the rejected rows, how often the target's top token is the drafter's second: dataset,
+        position, n_rejected, n_prompts, second_rate, second_rate_low, second_rate_high. Empty
+        without `target_rank_in_q`."""
+    )
+    change: pl.DataFrame = tidy(
+        """Later against earlier half of the steps at equal features: see `change_table`."""
+    )
 
 
+@study
 def stability(
     log: DraftLog | str | Path | Sequence[str | Path],
     *,
@@ -134,6 +125,7 @@ def stability(
     seed: int = 0,
     allow_trimmed: bool = False,
     pool: bool = False,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
 ) -> Stability:
     """Answer what a log says about workloads, pairs, slopes, transfer, learning and drift.
@@ -151,8 +143,8 @@ def stability(
         Blocks of steps whose refits give the spread in ``refit_spread``.
     seed : int
         Order of prompts in the learning curve.
-    allow_trimmed, pool
-        As in `evaluate`.
+    allow_trimmed, pool, plugin
+        As in `evaluate`; each feature of a plugin is fitted together with `logit_qmax`.
     out : path, optional
         Write the result there.
 
@@ -172,39 +164,42 @@ def stability(
     if blocks < 2:
         raise InputError(f"blocks must be at least 2, got {blocks}")
     opened = open_any(log)
-    names = sorted({name for names in SETS.values() for name in names} | {"overlap"})
-    columns = {column for name in names for column in PREDICTORS[name].columns}
+    added = as_plugin(plugin)
+    own = {f"{ADOPTED} + {name}": (ADOPTED, name) for name in added.features}
+    sets = SETS | own
+    names = sorted({name for names in sets.values() for name in names} | {"overlap"})
+    asked = added.choose_predictors(names)
+    columns = {column for predictor in asked for column in predictor.columns}
     cells = read_cells(opened, sorted(columns | {"target_rank_in_q"}), pool=pool)
-    refuse_trimmed(cells, [PREDICTORS[name] for name in names], allow_trimmed)
+    refuse_trimmed(cells, asked, allow_trimmed)
     of_proposals = proposals(opened).collect()
     made = []
     notes = []
     for cell in cells:
         try:
-            ready = prepare(cell, [PREDICTORS[name] for name in names], folds=folds)
+            ready = prepare(cell, asked, folds=folds)
         except InputError as error:
-            notes.append(f"left out: {error}")
+            notes.append(Note("not_fitted", f"left out: {error}"))
             continue
-        tables = _tables(cell, ready, blocks=blocks, seed=seed)
+        tables = _tables(cell, ready, sets, blocks=blocks, seed=seed)
         tables["acceptance_lengths"] = _acceptance_lengths(cell, opened, of_proposals)
         made.append((cell, tables))
     if not made:
-        raise InputError("no cell of the log can be fitted: " + "; ".join(notes))
+        raise InputError("no cell of the log can be fitted: " + "; ".join(map(str, notes)))
     stacked = {name: _stack(made, name) for name in TABLES if name != "ceiling_share"}
     if evaluation is None and ceiling_share:
-        evaluation = evaluate(opened, folds=folds, allow_trimmed=allow_trimmed, pool=pool)
-    result = Stability(
+        evaluation = evaluate(
+            opened, folds=folds, allow_trimmed=allow_trimmed, pool=pool, plugin=added
+        )
+    return Stability(
         **stacked,
         ceiling_share=pl.DataFrame()
         if evaluation is None
         else ceiling_share_table(evaluation.metrics),
-        notes=notes,
+        notes=[*unreadable_notes(opened), *notes],
         settings={"folds": folds, "blocks": blocks, "seed": seed, "feature": ADOPTED},
-        provenance=provenance.collect(seed=seed, input_hash=hash_log(opened)),
+        provenance={"seed": seed},
     )
-    if out is not None:
-        result.write(out)
-    return result
 
 
 def ceiling_share_table(metrics: pl.DataFrame) -> pl.DataFrame:
@@ -236,7 +231,9 @@ def ceiling_share_table(metrics: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _tables(cell: Cell, ready: Prepared, *, blocks: int, seed: int) -> dict[str, pl.DataFrame]:
+def _tables(
+    cell: Cell, ready: Prepared, sets: Mapping[str, tuple[str, ...]], *, blocks: int, seed: int
+) -> dict[str, pl.DataFrame]:
     rows, feature = ready.rows, ready.features[ADOPTED]
     full = fit_logistic(feature, rows.position, rows.accepted, rows.num_positions)
     order = _time_order(ready.frame)
@@ -249,7 +246,7 @@ def _tables(cell: Cell, ready: Prepared, *, blocks: int, seed: int) -> dict[str,
         "slopes": _slopes(ready, grades),
         "transfer": transfer_table(rows, feature, full),
         "learning": learning_table(rows, feature, full, seed=seed),
-        "feature_sets": _several(cell, ready, grades["shared"]),
+        "feature_sets": _feature_sets(cell, ready, sets, grades["shared"]),
         "second_rank": _second_rank(ready),
         "change": change_table(
             feature, rows.position, rows.accepted, order >= 0.5, rows.group, full
@@ -395,16 +392,20 @@ def _slopes(ready: Prepared, grades: dict[str, Grade]) -> pl.DataFrame:
     )
 
 
-def _several(cell: Cell, ready: Prepared, alone: Grade) -> pl.DataFrame:
-    known = {predictor.name for predictor in ready.predictors}
+def _feature_sets(
+    cell: Cell, ready: Prepared, all_sets: Mapping[str, tuple[str, ...]], alone: Grade
+) -> pl.DataFrame:
+    known = {predictor.name: predictor for predictor in ready.predictors}
     grades = {ADOPTED: alone}
-    sets = {k: names for k, names in SETS.items() if len(names) > 1 and set(names) <= known}
+    sets = {
+        k: names for k, names in all_sets.items() if len(names) > 1 and set(names) <= set(known)
+    }
     graded_sets = run_threads(lambda names: _grade_several(ready, names), list(sets.values()))
     grades |= dict(zip(sets, graded_sets, strict=True))
     table = difference_table(ready.rows, grades).filter(scope="overall")
     tables = []
     for label, graded in grades.items():
-        names = SETS[label]
+        names = all_sets[label]
         row = graded.table.row(0, named=True)
         gains: dict[str, float] = {}
         for metric, sign in (("auc", -1.0), ("log_loss", 1.0)):
@@ -424,7 +425,7 @@ def _several(cell: Cell, ready: Prepared, alone: Grade) -> pl.DataFrame:
             {
                 "features": label,
                 "names": ", ".join(names),
-                "lossless": all(PREDICTORS[name].lossless(cell.strictest) for name in names),
+                "lossless": all(known[name].lossless(cell.strictest) for name in names),
                 "n": row["n"],
                 **{metric: row[metric] for metric in ("auc", "log_loss", "brier", "ece")},
                 **gains,
@@ -539,12 +540,4 @@ def _mean(values: pl.Series) -> float:
 
 
 def _stack(made: list[tuple[Cell, dict[str, pl.DataFrame]]], name: str) -> pl.DataFrame:
-    return pl.concat(
-        tables[name].select(
-            pl.lit(cell.run).alias("run"),
-            pl.lit(cell.pair).alias("pair"),
-            pl.lit(cell.drafting).alias("drafting"),
-            pl.all(),
-        )
-        for cell, tables in made
-    )
+    return pl.concat([name_cell(cell, tables[name]) for cell, tables in made])

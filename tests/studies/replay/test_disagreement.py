@@ -10,8 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from draftlab.log.reader import open_any
 from draftlab.online.vllm import Constants
-from draftlab.studies.replay.replay import Replay, ReplaySettings, replay
+from draftlab.studies.replay.replay import Replay, ReplaySettings, replay_runs
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replayed(log: Path) -> Replay:
-    return replay(log, settings=SETTINGS)
+    return replay_runs(open_any(log), SETTINGS)
 
 
 def test_a_copy_agrees_to_the_last_bit(replayed: Replay) -> None:
@@ -52,7 +53,7 @@ def test_a_copy_agrees_to_the_last_bit(replayed: Replay) -> None:
     assert copies["same_counts"].all()
     assert copies["parted_refit"].null_count() == 2
     assert copies["max_logit_difference"].to_list() == [0, 0]
-    assert any("ranks agree to the last bit" in note for note in replayed.notes)
+    assert any("ranks agree to the last bit" in note for note in map(str, replayed.notes))
 
 
 def test_replicas_part_by_what_their_coefficients_say(replayed: Replay, log: Path) -> None:
@@ -77,14 +78,14 @@ def test_replicas_part_by_what_their_coefficients_say(replayed: Replay, log: Pat
     assert row["max_logit_difference"] == pytest.approx(apart.max())
     assert row["mean_logit_difference"] == pytest.approx(apart.mean())
     assert row["max_probability_difference"] == pytest.approx(np.abs(prob[0] - prob[1]).max())
-    assert any("replicas of different traffic" in note for note in replayed.notes)
+    assert any("replicas of different traffic" in note for note in map(str, replayed.notes))
 
 
 def test_only_runs_of_one_deployment_are_compared(replayed: Replay, small_run: Path) -> None:
     pairs = set(replayed.disagreement.select("run_a", "run_b").rows())
     assert len(pairs) == 3
     assert not any("synthetic-2" in pair for pair in pairs)
-    single = replay(small_run, settings=SETTINGS)
+    single = replay_runs(open_any(small_run), SETTINGS)
     assert len(single.disagreement) == 0
 
 
@@ -98,9 +99,9 @@ def test_ranks_that_part_are_named_with_the_step(log: Path, tmp_path: Path) -> N
     one = (pl.col("step") == 45) & (pl.col("slot") == 3) & (pl.col("position") == 0)
     feature = pl.when(one).then(pl.col("logit_qmax") + 1).otherwise("logit_qmax")
     drafts.with_columns(logit_qmax=feature.cast(pl.Float32)).write_parquet(part)
-    result = replay([tmp_path / "a", tmp_path / "b"], settings=SETTINGS)
+    result = replay_runs(open_any([tmp_path / "a", tmp_path / "b"]), SETTINGS)
     row = result.disagreement.row(0, named=True)
     assert row["same_counts"]
     assert not row["identical"]
     assert (row["parted_refit"], row["parted_step"]) == (3, 59)
-    assert any("they part from refit 3 at step 59 on" in note for note in result.notes)
+    assert any("they part from refit 3 at step 59 on" in note for note in map(str, result.notes))

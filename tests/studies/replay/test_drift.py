@@ -16,8 +16,7 @@ from sklearn.metrics import log_loss
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
 from draftlab.online.smoothing import SMOOTHED, Smoother
-from draftlab.online.vllm import Constants
-from draftlab.reporting.replays import mild_switches
+from draftlab.reporting.replay_tables import mild_switches
 from draftlab.studies.replay.drift import (
     Segment,
     build_scenario,
@@ -25,7 +24,6 @@ from draftlab.studies.replay.drift import (
     drift,
     parse_scenario,
 )
-from draftlab.studies.replay.replay import ReplaySettings
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -96,11 +94,14 @@ def test_an_unknown_workload_lists_the_known(run: Path) -> None:
 
 
 def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
-    settings = ReplaySettings(
-        ("vllm", "step-limited", "running-rate"), constants=Constants(refit_interval=20), window=10
+    result = drift(
+        run,
+        "easy@200 > hard@200",
+        estimators=("vllm", "step-limited", "running-rate"),
+        refit_interval=20,
+        proposals_per_step=16,
+        out=tmp_path,
     )
-    scenario = parse_scenario("easy@200 > hard@200")
-    result = drift(run, scenario, settings=settings, proposals_per_step=16, out=tmp_path)
     rows = {row["estimator"]: row for row in result.recovery.to_dicts()}
     assert set(rows) == {"vllm", "step-limited", "running-rate"}
     for row in rows.values():
@@ -113,9 +114,9 @@ def test_recovery_after_an_abrupt_switch(run: Path, tmp_path: Path) -> None:
     assert rows["step-limited"]["recovery_steps"] is not None
     assert rows["step-limited"]["recovery_steps"] >= 20
     assert rows["step-limited"]["cost_nats"] > 0
-    written = pl.read_parquet(tmp_path / "replay-drift" / "recovery.parquet")
+    written = pl.read_parquet(tmp_path / "drift" / "recovery.parquet")
     assert written.equals(result.recovery)
-    assert json.loads((tmp_path / "replay-drift" / "result.json").read_text())["settings"]
+    assert json.loads((tmp_path / "drift" / "result.json").read_text())["settings"]
 
 
 def foreign_cost(log: DraftLog, before: str, after: str) -> float:
@@ -146,8 +147,7 @@ def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: P
     costs = {pair: foreign_cost(log, *pair) for pair in itertools.permutations(datasets, 2)}
     before, after = max(costs, key=lambda pair: costs[pair])
     assert names == [before, after, before]
-    settings = ReplaySettings(("vllm",), constants=Constants(refit_interval=10), window=10)
-    result = drift(run, settings=settings, proposals_per_step=64)
+    result = drift(run, estimators="vllm", refit_interval=10, proposals_per_step=64)
     assert [segment.steps for segment in result.scenario] == [50, 50, 50]
     assert result.segments() == [(0, before), (50, after), (100, before)]
     assert result.recovery["switch_step"].to_list() == [50, 100]
@@ -161,8 +161,9 @@ def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: P
 
 def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
     alike = synth_log(tmp_path, num_requests=300, datasets={"a": 0.0, "b": 0.0})
-    settings = ReplaySettings(("vllm",), constants=Constants(refit_interval=10), window=10)
-    result = drift(alike, parse_scenario("a@180 > b@180"), settings=settings, proposals_per_step=16)
+    result = drift(
+        alike, "a@180 > b@180", estimators="vllm", refit_interval=10, proposals_per_step=16
+    )
     [sentence] = mild_switches(result)
     assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
 

@@ -17,12 +17,12 @@ from draftlab.log.writer import LogWriter
 from draftlab.policies.cost import CostTable, Curve
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.studies.simulate.batches import Rule, admit_adaptively
+from draftlab.studies.simulate.costs import cost_of_log
 from draftlab.studies.simulate.proposals import Predictions, calibrated, read_proposals, reordered
 from draftlab.studies.simulate.runner import POLICIES, Job, make_jobs
 from draftlab.studies.simulate.simulate import (
     POLICIES_BY_DEFAULT,
     Simulation,
-    cost_of_log,
     simulate,
 )
 from draftlab.synth import synth_log
@@ -152,7 +152,7 @@ def test_a_flat_table_gains_nothing_and_says_why(run: Path) -> None:
     assert "flat table" in row["reason"]
     assert any(
         note.endswith("av/logit_qmax gains nothing at concurrency 8: flat table")
-        for note in found.notes
+        for note in map(str, found.notes)
     )
 
 
@@ -160,7 +160,7 @@ def test_policies_that_gain_nothing_alike_share_a_line(run: Path) -> None:
     flat = CostTable("flat", "measured", verify=Curve((1, 9999), (5.0, 5.0)))
     predictors = ["logit_qmax", "entropy"]
     found = simulate(run, flat, predictors=predictors, concurrencies=[8, 32], by_dataset=False)
-    [line] = [note for note in found.notes if "nothing at concurrency" in note]
+    [line] = [note for note in map(str, found.notes) if "nothing at concurrency" in note]
     assert line.endswith("av/logit_qmax, av/entropy gain nothing at concurrency 8, 32: flat table")
 
 
@@ -169,7 +169,7 @@ def test_a_drafter_that_never_pays_cannot_be_tested(run: Path) -> None:
         "here", "measured", verify=Curve((1, 1000), (5.0, 50.0)), draft=Curve((1,), (90.0,))
     )
     found = simulate(run, [dear, LOADED], predictors=["logit_qmax"], concurrencies=[8, 32])
-    told = [note for note in found.notes if "plain decoding beats every policy" in note]
+    told = [note for note in map(str, found.notes) if "plain decoding beats every policy" in note]
     assert len(told) == 1
     assert "here" in told[0]
     assert set(found.frontier["cost_source"]) == {"measured", "model"}
@@ -214,7 +214,7 @@ def test_every_default_is_there(result: Simulation) -> None:
     assert rows.height == len(jobs)
     assert set(result.frontier["dataset"]) == {None, "easy", "hard"}
     assert result.frontier["on_frontier"].any()
-    assert not any("confidence" in note for note in result.notes)
+    assert not any("confidence" in note for note in map(str, result.notes))
     names = {"low": result.frontier["tokens_per_second_low"], "high": result.frontier["lost_high"]}
     assert all(values.is_not_null().all() for values in names.values())
 
@@ -304,7 +304,7 @@ def test_what_the_log_lacks_is_left_out_and_said(tmp_path: Path) -> None:
     log = write_log(tmp_path, [proposal(t, [True, t % 2 == 0], request=t) for t in range(8)])
     found = simulate(log, LOADED, predictors=["oracle", "constant"], concurrencies=[1])
     assert found.frontier["predictor"].drop_nulls().unique().to_list() == ["constant"]
-    assert any("av/oracle is left out" in note for note in found.notes)
+    assert any("av/oracle is left out" in note for note in map(str, found.notes))
     assert found.regret.is_empty()
 
 
@@ -464,7 +464,10 @@ def test_eagle2_on_logged_trees_by_hand(tmp_path: Path) -> None:
 
 def test_eagle2_says_why_it_cannot_be_simulated(run: Path, tmp_path: Path) -> None:
     def why(log: Path) -> str:
-        notes = simulate(log, LOADED, policies=["fixed", "eagle2"], concurrencies=[1]).notes
+        notes = [
+            str(note)
+            for note in simulate(log, LOADED, policies=["fixed", "eagle2"], concurrencies=[1]).notes
+        ]
         [note] = [note for note in notes if "eagle2" in note]
         return note
 

@@ -17,7 +17,7 @@ from draftlab.policies.adaptive import AdaptiveVerification, coefficients_of, ma
 from draftlab.policies.cost import CostTable, Curve
 from draftlab.studies.simulate.proposals import read_proposals
 from draftlab.studies.simulate.rehearsal import Drafts, Requests, rehearse
-from draftlab.studies.simulate.trimming_check import TOLERANCE, check_live, compare_live
+from draftlab.studies.simulate.trimming_check import TOLERANCE, rehearse_trimming, trimming_check
 from tests.engine.test_collect import make_checkpoint
 from tests.logs import proposal, write_log
 
@@ -69,13 +69,13 @@ def test_simulation_and_engine_agree(
     tables = []
     for seed, log in enumerate(pairs_off, start=PAIRS):
         live = collect(tmp_path, replace(settings, seed=seed), admission=make())
-        found = compare_live(log, live, make())
+        found = rehearse_trimming(log, live, make())
         assert (found.policy, found.concurrency) == (f"av/{name}", 16)
         assert found.num_requests == REQUESTS
         assert 200 < found.num_prompts <= REQUESTS  # some end with their first token
         if log == pairs_off[0]:  # the log that the predictor was fitted on
-            assert check_live(log, live, COST).table.equals(found.table)
-        tables.append(found.table)
+            assert trimming_check(log, live, cost=COST).measures.equals(found.measures)
+        tables.append(found.measures)
     for measure in ("acceptance_length", "verified_per_step"):
         rows = pl.concat(tables).filter(measure=measure)
         assert abs(rows["relative"].to_numpy().mean()) < TOLERANCE, rows
@@ -143,10 +143,10 @@ def test_a_verdict_is_not_cut_at_the_end_of_its_request(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_logs_that_do_not_belong_together_are_refused(off: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="off in the first log and by qmax in the second"):
-        compare_live(off, off, make_admission("qmax", COST, K))
+        rehearse_trimming(off, off, make_admission("qmax", COST, K))
     other = write_log(tmp_path, [proposal(0, [True, False])], adaptive_verification="qmax")
     with pytest.raises(InputError, match="not of one pair"):
-        compare_live(off, other, make_admission("qmax", COST, K))
+        rehearse_trimming(off, other, make_admission("qmax", COST, K))
     write_log(tmp_path, [proposal(0, [True, False])])
     with pytest.raises(InputError, match="wanted one run"):
-        compare_live(off, tmp_path, make_admission("qmax", COST, K))
+        rehearse_trimming(off, tmp_path, make_admission("qmax", COST, K))

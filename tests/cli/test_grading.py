@@ -1,4 +1,4 @@
-"""`inspect`, `evaluate`, `stability`, `calibrate` and `audit` as a user meets them."""
+"""`evaluate`, `stability`, `calibrate` and `compare` as a user meets them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.command import Outcome
-
-
-def test_inspect_writes_what_it_prints(
-    call: Callable[..., Outcome], log: Path, tmp_path: Path
-) -> None:
-    outcome = call("inspect", str(log), "--out", str(tmp_path), "--json")
-    written = json.loads((tmp_path / "inspect" / "result.json").read_text())
-    assert written == json.loads(outcome.out)
-
-
-def test_inspect_prints_workloads_and_findings(call: Callable[..., Outcome], log: Path) -> None:
-    found = call("inspect", log)
-    assert found.code == 0
-    assert "all checks passed" in found.out
-    summary = json.loads(call("inspect", log, "--json").out)
-    assert [row["dataset"] for row in summary["runs"][0]["workloads"]] == ["even", "odd"]
 
 
 def test_evaluate_prints_a_table_and_writes_results(
@@ -62,8 +46,10 @@ def test_calibrate_writes_a_calibration(
     assert content["temperatures"] == content["sts_temperatures"]
 
 
-def test_audit_needs_no_log(call: Callable[..., Outcome]) -> None:
-    found = call("audit", "--json")
-    assert found.code == 0
-    checks = json.loads(found.out)["checks"]
-    assert {"proof", "joint", "derived"} <= {check["kind"] for check in checks}
+def test_compare_prints_and_writes_differences(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    found = call("compare", log, log, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    written = pl.read_parquet(tmp_path / "out" / "compare" / "predictors.parquet")
+    assert written["difference"].drop_nans().drop_nulls().abs().max() == 0

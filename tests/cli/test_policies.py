@@ -1,4 +1,4 @@
-"""`simulate` as a user meets it: cost tables, and a check against a live log."""
+"""`simulate`, `trimming-check` and `audit` as a user meets them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_simulate_marks_a_model_and_names_its_tables(
     assert "no such file, and no model" in wrong.err
 
 
-def test_simulate_compares_with_a_live_log(call: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_trimming_check_compares_with_a_live_log(
+    call: Callable[..., Outcome], tmp_path: Path
+) -> None:
     """The live one trimmed nothing, as its cost tells: the rehearsal does the same."""
     cost = tmp_path / "cost.json"
     flat = {"sample_batch_tokens": [1, 1000], "sample_steps_per_sec": [10.0, 10.0]}
@@ -42,15 +44,22 @@ def test_simulate_compares_with_a_live_log(call: Callable[..., Outcome], tmp_pat
     for run in (off, live):
         [path] = run.glob("steps/*.parquet")
         pl.read_parquet(path).with_columns(num_requests=pl.lit(4, pl.Int32)).write_parquet(path)
-    arguments = ("--cost", cost, "--predictor", "qmax", "--concurrency", 4, "--live", live)
-    found = call("simulate", off, *arguments, "--out", tmp_path / "out")
-    assert found.code == 0, found.err
+    found = call("trimming-check", off, live, "--cost", cost, "--out", tmp_path / "out")
+    assert found.err == ""
     assert "live check: the simulation" in found.out
-    written = json.loads((tmp_path / "out" / "simulate" / "live.json").read_text())
-    assert (written["policy"], written["concurrency"]) == ("av/qmax", 4)
-    sent = next(row for row in written["table"] if row["measure"] == "verified_per_step")
+    content = json.loads(call("trimming-check", off, live, "--cost", cost, "--json").out)
+    assert (content["policy"], content["concurrency"]) == ("av/qmax", 4)
+    sent = next(row for row in content["measures"] if row["measure"] == "verified_per_step")
     assert sent["simulated"] == sent["measured"] == 2
-    assert "live" in json.loads(call("simulate", off, *arguments, "--json").out)
-    wrong = call("simulate", off, *arguments[:-1], off)
+    written = pl.read_parquet(tmp_path / "out" / "trimming-check" / "measures.parquet")
+    assert written.filter(measure="verified_per_step")["simulated"].item() == 2
+    wrong = call("trimming-check", off, off, "--cost", cost)
     assert wrong.code == 2
     assert "was not trimmed" in wrong.err
+
+
+def test_audit_needs_no_log(call: Callable[..., Outcome]) -> None:
+    found = call("audit", "--json")
+    assert found.code == 0
+    checks = json.loads(found.out)["checks"]
+    assert {"proof", "joint", "derived"} <= {check["kind"] for check in checks}

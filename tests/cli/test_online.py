@@ -1,4 +1,4 @@
-"""`replay` as a user meets it: estimators, scenarios, sweeps."""
+"""`replay`, `sweep` and `drift` as a user meets them."""
 
 from __future__ import annotations
 
@@ -28,39 +28,38 @@ def test_replay_prints_its_estimators(
     assert [row["estimator"] for row in summary] == ["vllm", "offline"]
 
 
-def test_replay_runs_a_scenario(call: Callable[..., Outcome], log: Path) -> None:
+def test_drift_runs_a_scenario(call: Callable[..., Outcome], log: Path) -> None:
     scenario = ("--scenario", "even@40 > odd@40", "--proposals-per-step", 8)
-    found = call("replay", log, *scenario, "--refit-interval", 5)
+    found = call("drift", log, *scenario, "--refit-interval", 5)
     assert found.code == 0, found.err
     assert "recovery" in found.out
-    assert call("replay", log, "--scenario", "even").code == 2
+    assert call("drift", log, "--scenario", "even").code == 2
     assert call("replay", log, "--estimator", "vlm").code == 2
 
 
-@pytest.mark.slow
-def test_replay_sweeps(call: Callable[..., Outcome], log: Path) -> None:
-    sweep = ("--sweep", "refit-interval=5,20", "--sweep", "damping=0,50")
-    rows = json.loads(call("replay", log, *sweep, "--json").out)["sweep"]
+def test_drift_runs_the_default_scenario(call: Callable[..., Outcome], log: Path) -> None:
+    found = call("drift", log, "--refit-interval", 5)
+    assert found.code == 0, found.err
+    assert found.out.count("even") >= 2
+    content = json.loads(call("drift", log, "--scenario", "even@9 > odd@9", "--json").out)
+    assert content["settings"]["scenario"] == "even@9 > odd@9"
+
+
+def test_sweep_replays_every_combination(call: Callable[..., Outcome], log: Path) -> None:
+    grid = ("--grid", "refit-interval=5,20", "--grid", "damping=0,50", "--processes", 1)
+    rows = json.loads(call("sweep", log, *grid, "--json").out)["combinations"]
     assert [(r["refit_interval"], r["damping"]) for r in rows] == [
         (5, 0), (5, 50), (20, 0), (20, 50),
     ]  # fmt: skip
-    assert call("replay", log, "--sweep", "speed=3").code == 2
+    assert call("sweep", log, "--grid", "speed=3").code == 2
 
 
 @pytest.mark.slow
-def test_replay_sweeps_words_after_one_option_and_draws_them(
+def test_sweep_takes_words_after_one_option_and_draws_them(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
-    found = call("replay", log, "--sweep", "refit-interval=5", "decay=0.5,1", "--out", tmp_path)
+    found = call("sweep", log, "--grid", "refit-interval=5", "decay=0.5,1", "--out", tmp_path)
     assert found.code == 0, found.err
     assert "exp-decay, by the constants swept" in found.out
-    assert (tmp_path / "replay" / "sweep.svg").read_text().startswith("<svg xmlns=")
-    assert pl.read_parquet(tmp_path / "replay" / "sweep.parquet").height == 2
-
-
-def test_replay_runs_the_default_scenario(call: Callable[..., Outcome], log: Path) -> None:
-    found = call("replay", log, "--scenario", "default", "--refit-interval", 5)
-    assert found.code == 0, found.err
-    assert found.out.count("even") >= 2
-    content = json.loads(call("replay", log, "--scenario", "even@9 > odd@9", "--json").out)
-    assert content["settings"]["scenario"] == "even@9 > odd@9"
+    assert (tmp_path / "sweep" / "sweep.svg").read_text().startswith("<svg xmlns=")
+    assert pl.read_parquet(tmp_path / "sweep" / "combinations.parquet").height == 2

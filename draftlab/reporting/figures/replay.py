@@ -1,4 +1,4 @@
-"""Results of replays: text tables and figures."""
+"""Figures of replays and drift scenarios."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from draftlab.reporting.console.text import print_table
 from draftlab.reporting.figures.style import (
     COLOURS,
     INK,
@@ -18,60 +17,20 @@ from draftlab.reporting.figures.style import (
     new_figure,
     styled,
 )
-from draftlab.reporting.tables import format_number
-from draftlab.studies.replay.drift import RECOVERED
+from draftlab.reporting.labels import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console
 
     from draftlab.studies.replay.drift import Drift
     from draftlab.studies.replay.replay import Replay
 
-SUMMARY = (
-    "estimator", "n", "log_loss", "regret", "ece", "auc", "refits", "refused", "overshoots",
-    "diverged", "cold_start_labels", "slope",
-)  # fmt: skip
-"""Columns of the summary that are printed."""
-
-DISAGREEMENT = (
-    "run_a", "run_b", "estimator", "n_refits", "identical", "parted_step", "max_logit_difference",
-    "mean_logit_difference", "max_probability_difference",
-)  # fmt: skip
-"""Columns of the comparison of sibling runs that are printed."""
 
 _COLOURS = ("blue", "orange", "green", "purple", "red", "sky")
 _POSITIONS = ("blue", "sky", "green", "orange", "red", "purple")
-
-
-def print_replay(result: Replay, console: Console) -> None:
-    """Print one table a run: every estimator, graded before it learnt each label."""
-    for (run,), rows in result.summary.group_by("run", maintain_order=True):
-        lines = [
-            f"{rows['pair'][0]}, {rows['drafting'][0]} drafting, run {run}",
-            describe_replay(result),
-        ]
-        for line in lines:
-            console.print(line, markup=False, highlight=False)
-        print_table(rows.select(SUMMARY), console)
-    if len(result.disagreement):
-        print_table(result.disagreement.select(DISAGREEMENT), console)
-    for note in result.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-
-
-def describe_replay(result: Replay) -> str:
-    """Return how the estimators were run, in one sentence."""
-    s = result.settings
-    default = "vLLM's default" if s["refit_interval"] == 100 else "not vLLM's default of 100"
-    return (
-        f"feature {s['feature']}, refit every {s['refit_interval']} steps ({default}), damping "
-        f"{s['damping']:g}, ridge {s['ridge']:g}; each draft is predicted before its label is "
-        "learnt; regret is log-loss above the offline fit on the same rows"
-    )
 
 
 @styled
@@ -157,9 +116,9 @@ def plot_drift_trajectory(drift: Drift) -> tuple[Figure, pl.DataFrame]:
         Table: run, estimator, step, position, slope, intercept, overshoot; of vLLM's rule, or of
         the first that was replayed.
     """
-    names = drift.replay.coefficients["estimator"].unique(maintain_order=True).to_list()
+    names = drift.coefficients["estimator"].unique(maintain_order=True).to_list()
     name = "vllm" if "vllm" in names else names[0]
-    rows = drift.replay.coefficients.filter(estimator=name)
+    rows = drift.coefficients.filter(estimator=name)
     table = rows.with_columns(step=pl.col("step").fill_null(0)).select(
         "run", "estimator", "step", "position", "slope", "intercept", "overshoot"
     )
@@ -200,7 +159,7 @@ def plot_drift_ece(drift: Drift) -> tuple[Figure, pl.DataFrame]:
 def _plot_drift(drift: Drift, column: str, label: str) -> tuple[Figure, pl.DataFrame]:
     # The last verdict comes one step behind the scenario, in a window of its own.
     ends = pl.col("first_step") + drift.settings["window"]
-    rows = drift.replay.metrics.filter(ends <= sum(segment.steps for segment in drift.scenario))
+    rows = drift.metrics.filter(ends <= sum(segment.steps for segment in drift.scenario))
     table = rows.select("run", "estimator", "first_step", "n", "log_loss", "ece", "ece_null")
     figure, axes = new_axes(3.0)
     names = [name for name in table["estimator"].unique(maintain_order=True) if name != "offline"]
@@ -249,56 +208,6 @@ def _name_segments(axes: Axes, drift: Drift) -> None:
             name if len(name) <= room else str(index), (step, 1), (2, 2), fontsize=8,
             xycoords=("data", "axes fraction"), textcoords="offset points", color=INK,
         )  # fmt: skip
-
-
-def recovery_table(drift: Drift) -> pl.DataFrame:
-    """Return the recovery after each switch as it is printed, a row per switch and estimator."""
-    return drift.recovery.select(
-        "switch_step",
-        change=pl.format("{} > {}", "before", "after"),
-        estimator="estimator",
-        recovery_steps=pl.col("recovery_steps").cast(pl.String).fill_null("not before the next"),
-        cost_nats=pl.col("cost_nats").round().cast(pl.Int64, strict=False),
-        log_loss="log_loss",
-        excess=pl.col("log_loss") - pl.col("offline_log_loss"),
-        never_moved=pl.col("stale_log_loss") - pl.col("offline_log_loss"),
-        ece="ece",
-        excess_ece=pl.col("ece") - pl.col("offline_ece"),
-        overshoots="overshoots",
-    )
-
-
-def describe_drift(drift: Drift) -> str:
-    """Return what a scenario was and how recovery is measured, in a few words."""
-    s = drift.settings
-    passes = ", ".join(f"{name} {count:.1f}" for name, count in s["passes"].items())
-    return (
-        f"{s['scenario']}, {s['proposals_per_step']} proposals a step (passes through the log's "
-        f"own: {passes}), refit every "
-        f"{s['refit_interval']} steps; recovered: a window of {s['window']} steps within 0.01 nats "
-        "of the offline fit to the new traffic alone; cost: nats lost against it until then; "
-        "excess: over it, in the whole segment; never moved: that of the fit to the traffic before"
-    )
-
-
-def mild_switches(drift: Drift) -> list[str]:
-    """Name the switches after which even a rule that never moves counts as recovered."""
-    excess = pl.col("stale_log_loss") - pl.col("offline_log_loss")
-    mild = drift.recovery.filter(excess <= RECOVERED).unique("switch_step", maintain_order=True)
-    return [
-        f"step {row['switch_step']}, {row['before']} > {row['after']}: even the fit to the traffic "
-        f"before, never moved, is within {RECOVERED} nats of the best, so there is nothing to "
-        "recover from"
-        for row in mild.iter_rows(named=True)
-    ]
-
-
-def print_drift(drift: Drift, console: Console) -> None:
-    """Print the recovery after each switch."""
-    console.print(describe_drift(drift), markup=False, highlight=False)
-    print_table(recovery_table(drift), console)
-    for note in (*mild_switches(drift), *drift.replay.notes):
-        console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def _cycle(colours: tuple[str, ...]) -> tuple[str, ...]:
@@ -368,7 +277,6 @@ def _drift_caption(table: pl.DataFrame) -> str:
 
 
 _SWITCHES = "Dashed lines: the traffic changes to what stands above. "
-
 DRIFT_DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         "drift-trajectory",
