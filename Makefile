@@ -7,10 +7,11 @@ LABELLED ?= 10000
 
 PROMPTS ?=
 OPTIONS ?=
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 TABLES := table-features table-head table-head-deep figure-position-auc table-workloads \
 	table-pairs table-av-gain figure-frontier lossless replay-drift
 
-.PHONY: help install run test fast lint sample bench conformance reproduce live-check docs clean $(TABLES)
+.PHONY: help install run test fast coverage lint sample bench conformance reproduce live-check docs clean $(TABLES)
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,11 +30,14 @@ run: install ## Collect live, evaluate and report (LABELLED=10000); ends in repo
 	rm -rf reports/demo
 	$(BIN)/draftlab demo --out reports/demo --max-labelled $(LABELLED)
 
-test: install ## Run the tests, one thread a process
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: install ## Run all tests, one thread a process (about 5 minutes on 2 cores)
+	$(PYTEST)
 
 fast: install ## Run the tests that are not marked slow (about a minute)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
+
+coverage: install ## Run the fast tests and print the share of the package that they run
+	$(PYTEST) -m "not slow" --cov --cov-report=term
 
 lint: install ## Check style and types
 	$(BIN)/ruff format --check .

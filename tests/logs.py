@@ -11,6 +11,10 @@ from draftlab.log.writer import LogWriter
 if TYPE_CHECKING:
     from pathlib import Path
 
+DATASETS = {"easy": 0.8, "plain": 0.0, "hard": -0.8}
+"""Shifts of the log-odds in the shared synthetic log."""
+HOSTILE = '<script>alert("x")</script> & $x^2$ --> 日本'
+REPORT_DATASETS = {"code": 0.5, HOSTILE: 0.0, "chat": -0.5, "maths": 0.2}
 METADATA: dict[str, Any] = {
     "engine": "test 1",
     "target": "T",
@@ -66,3 +70,8 @@ def write_log(folder: Path, proposals: list[dict[str, Any]], **metadata: Any) ->
         for rows in proposals:
             log.step({"step": int(rows["step"][0])}, rows)
     return log.folder
+
+
+def until_rejection(num_accepted: int, K: int) -> list[Any]:
+    """Return the labels of a proposal: accepted, then one rejection, then unobserved."""
+    return ([True] * num_accepted + [False] + [None] * K)[:K]

@@ -112,6 +112,7 @@ def test_the_command_line_loads_nothing_heavy(module: str) -> None:
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_everything_but_the_engine_works_without_its_extra() -> None:
     """Evaluate the sample in an interpreter in which the extra's packages cannot be imported."""
     code = f"""

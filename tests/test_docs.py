@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,17 +15,18 @@ import typer.main
 
 from draftlab import schema
 from draftlab.cli import app, main
+from tests.paths import ROOT, SAMPLE_T1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 FILES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "data/README.md")
 PAGES = sorted([*(ROOT / name for name in FILES), *DOCS.rglob("*.md")])
 NOTEBOOK = DOCS / "tutorial.ipynb"
-SMALL = ROOT / "data" / "sample-t1"
+SMALL = SAMPLE_T1
 """Stands for the sample log where an example is run: what runs on one runs on the other."""
 CHEAP = ("inspect", "evaluate", "stability", "calibrate", "replay", "simulate", "audit")
 """Commands that need no engine and take seconds."""
@@ -110,6 +110,7 @@ def test_every_command_of_the_documentation_parses(words: tuple[str, ...]) -> No
     assert command.make_context(words[1], list(words[2:])).params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", runnable(), ids=" ".join)
 def test_cheap_commands_run(
     words: tuple[str, ...], workplace: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +142,7 @@ def python_blocks() -> list[tuple[Path, str]]:
     return [(page, block) for page in PAGES for block in blocks(page, "python")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "block"), python_blocks(), ids=lambda v: getattr(v, "stem", ""))
 def test_python_examples_run(page: Path, block: str, workplace: Path) -> None:
     if block.startswith("# needs vLLM"):
@@ -167,6 +169,7 @@ def cells() -> list[dict[str, Any]]:
     return list(notebook["cells"])
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_on_the_sample_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DOCS)
     scope: dict[str, object] = {}
@@ -234,7 +237,14 @@ STALE = "stale: run `python docs/generate.py` and commit what it writes"
 
 @pytest.mark.parametrize(
     ("page", "part"),
-    [pytest.param(*one, id=f"{one[1].kind} {one[1].argument}") for one in generated()],
+    [
+        pytest.param(
+            *one,
+            id=f"{one[1].kind} {one[1].argument}",
+            marks=[pytest.mark.slow] if one[1].kind == "output" else [],  # it runs a command
+        )
+        for one in generated()
+    ],
 )
 def test_generated_parts_are_fresh(page: Path, part: Any) -> None:
     made = part.make()
@@ -340,6 +350,7 @@ def test_the_log_format_names_every_column_key_bit_and_check() -> None:
         assert check.title in rows[check.code]
 
 
+@pytest.mark.slow
 def test_generated_outputs_hold_what_the_command_prints() -> None:
     shown = generate.show_output("3 draftlab inspect data/sample-t1").splitlines()
     assert shown[:2] == ["```text", "$ draftlab inspect data/sample-t1"]

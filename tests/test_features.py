@@ -97,7 +97,7 @@ def test_losslessness_is_derived(name: str, when: str, probabilistic: bool, gree
     assert feature.lossless("greedy") is greedy
 
 
-def test_ceilings_and_floors() -> None:
+def test_which_ceilings_and_floors_are_lossless() -> None:
     assert known(["overlap"]) == known(["accept_prob"]) == "verify"
     assert PREDICTORS["overlap"].lossless("probabilistic")
     assert not PREDICTORS["accept_prob"].lossless("probabilistic")

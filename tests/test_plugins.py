@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,12 @@ from draftlab.errors import InputError
 from draftlab.plugins import Plugin, load_plugins
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.studies.evaluate import evaluate
-from draftlab.synth import synth_log
+from tests.paths import ROOT
 
-DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCS = ROOT / "docs" / "plugins.md"
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +28,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_documented_example_is_graded(example: Path, tmp_path: Path) -> None:
+def test_the_documented_example_is_graded(example: Path, small_run: Path) -> None:
     before = dict(PREDICTORS)
     plugin = load_plugins(example)
-    run = synth_log(tmp_path, num_requests=60)
-    result = evaluate(run, plugin=plugin, keep_predictions=True)
+    result = evaluate(small_run, plugin=plugin, keep_predictions=True)
     assert before == PREDICTORS  # nothing global changed
     assert result.predictions is not None
     row = result.metrics.filter(scope="overall", predictor="margin_per_nat").row(0, named=True)
@@ -54,20 +55,19 @@ def test_the_documented_example_is_graded(example: Path, tmp_path: Path) -> None
     }
 
 
-def test_a_plugins_predictor_can_be_named(example: Path, tmp_path: Path) -> None:
-    run = synth_log(tmp_path, num_requests=20)
+def test_a_plugins_predictor_can_be_named(example: Path, small_run: Path) -> None:
     plugin = load_plugins(example)
-    result = evaluate(run, plugin=plugin, predictors=["raw_margin", "constant"])
+    result = evaluate(small_run, plugin=plugin, predictors=["raw_margin", "constant"])
     assert result.metrics["predictor"].unique(maintain_order=True).to_list() == [
         "raw_margin", "constant",
     ]  # fmt: skip
     assert set(result.survival["predictor"]) == {"raw_margin", "constant"}
     with pytest.raises(InputError, match="unknown predictor 'raw_margin'"):
-        evaluate(run, predictors=["raw_margin"])
+        evaluate(small_run, predictors=["raw_margin"])
 
 
-def test_without_a_plugin_its_table_is_empty(tmp_path: Path) -> None:
-    result = evaluate(synth_log(tmp_path, num_requests=20))
+def test_without_a_plugin_its_table_is_empty(small_run: Path) -> None:
+    result = evaluate(small_run, predictors=["constant"])
     assert result.plugin_metrics.is_empty()
     assert result.plugin_metrics.columns[-2:] == ["n", "value"]
 
@@ -104,10 +104,9 @@ def test_two_files_may_not_share_a_name(example: Path, tmp_path: Path) -> None:
     assert load_plugins() == Plugin()
 
 
-def test_a_metric_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_metric_that_fails_is_named(small_run: Path) -> None:
     def broken(_y: Any, _logit: Any) -> float:
         raise ZeroDivisionError("no rows")
 
-    run = synth_log(tmp_path, num_requests=10)
     with pytest.raises(InputError, match="metric broken of the plugin: ZeroDivisionError: no rows"):
-        evaluate(run, plugin=Plugin(metrics={"broken": broken}))
+        evaluate(small_run, plugin=Plugin(metrics={"broken": broken}))

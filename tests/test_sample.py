@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +16,15 @@ from draftlab.engine.prompts import SUITES
 from draftlab.features import FEATURES
 from draftlab.log.checks import run_checks
 from draftlab.log.summary import proposals
+from tests.paths import SAMPLE, SAMPLE_T1
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from draftlab.studies.evaluate import Evaluation
 
-ROOT = Path(__file__).parent.parent
-SAMPLE, SAMPLE_T1 = ROOT / "data" / "sample", ROOT / "data" / "sample-t1"
+pytestmark = pytest.mark.slow  # evaluates the 62,000 rows of the sample twice
+
 MONOTONE = ("log_qmax", "loglog_qmax", "logit_qmax")
 
 

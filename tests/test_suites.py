@@ -38,13 +38,13 @@ def tokens() -> dict[str, list[str]]:
     return {row["id"]: words(row["prompt"]) for suite in ALL for row in load(suite)}
 
 
-def test_file_names() -> None:
+def test_every_suite_has_its_file_and_no_other_is_there() -> None:
     names = {entry.name for entry in FOLDER.iterdir() if entry.name.endswith(".jsonl")}
     assert names == {f"{suite}.jsonl" for suite in ALL}
 
 
 @pytest.mark.parametrize("suite", ALL)
-def test_rows(suite: str) -> None:
+def test_rows_are_numbered_and_hold_one_clean_prompt(suite: str) -> None:
     rows = load(suite)
     count = TRAINING if suite == "training" else PER_SUITE
     assert [row["id"] for row in rows] == [f"{suite}/{i:03d}" for i in range(count)]
@@ -54,13 +54,13 @@ def test_rows(suite: str) -> None:
         assert row["prompt"] == row["prompt"].strip()
 
 
-def test_lengths(tokens: dict[str, list[str]]) -> None:
+def test_prompts_are_neither_short_nor_long(tokens: dict[str, list[str]]) -> None:
     assert len(tokens) == PER_SUITE * len(SUITES) + TRAINING
     bad = {key: len(t) for key, t in tokens.items() if not MIN_WORDS <= len(t) <= MAX_WORDS}
     assert not bad
 
 
-def test_shared_5grams(tokens: dict[str, list[str]]) -> None:
+def test_no_two_prompts_share_many_5grams(tokens: dict[str, list[str]]) -> None:
     grams = {key: ngrams(t, 5) for key, t in tokens.items()}
     bad = [
         (a, b)

@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from draftlab.errors import InputError
 from draftlab.log.reader import open_log
+from draftlab.log.summary import proposals
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -139,3 +140,32 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         synth_log(tmp_path, num_requests=1)
     with pytest.raises(InputError, match="wanted 5 intercepts"):
         synth_log(tmp_path, intercepts=[1.0], run="other")
+
+
+def test_a_fractional_length_is_met_by_varying_lengths(tmp_path: Path) -> None:
+    """SGLang #33463: a target of 4.7 froze at an integer."""
+    run = synth_log(tmp_path, num_requests=500, num_positions=7, acceptance_length=4.7)
+    lengths = proposals(open_log(run)).collect()["acceptance_length"]
+    assert len(lengths) == 10_000
+    assert lengths.to_numpy().mean() == pytest.approx(4.7, abs=0.03)
+    assert lengths.n_unique() >= 2
+
+
+@pytest.mark.parametrize("length", [1.0, 8.0, float("nan")])
+def test_an_acceptance_length_that_no_k_allows_is_refused(tmp_path: Path, length: float) -> None:
+    with pytest.raises(InputError, match="between 1 and K \\+ 1 = 8"):
+        synth_log(tmp_path, num_positions=7, acceptance_length=length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_the_shift_meets_the_length_under_request_effects_too(
+    tmp_path: Path, effect: float
+) -> None:
+    run = synth_log(
+        tmp_path, num_requests=800, acceptance_length=2.5, request_effect_sd=effect, seed=3
+    )
+    log = open_log(run)
+    chance = pl.col("accept_prob").cum_prod().over("step", "slot", order_by="position")
+    expected = log.drafts.select(1 + chance.sum() / (pl.col("position") == 0).sum()).collect()
+    assert expected.item() == pytest.approx(2.5, abs=0.02)

@@ -124,6 +124,7 @@ def brier_decomposition(
 
     Examples
     --------
+    >>> from draftlab.metrics import brier
     >>> parts = brier_decomposition([1, 0, 1, 1], [0.9, 0.1, 0.6, 0.6], n_bins=2)
     >>> round(parts.reliability - parts.resolution + parts.uncertainty + parts.within, 4)
     0.085

@@ -28,6 +28,7 @@ from draftlab.reporting.sections.compare import build_comparison
 from draftlab.studies.compare import compare as compare_logs
 from draftlab.studies.evaluate import Evaluation
 from draftlab.studies.inspect import inspect
+from draftlab.studies.simulate.costs import as_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,8 +114,11 @@ def report(
         _refuse_beside_results(options, trimmed=trimmed, cost=cost, results=results or None)
         made = build_report(read_studies(Path(log)))
     else:
+        opened = open_any(log)
+        if cost is not None:
+            as_cost(cost, opened)  # a name that is none ends here, not as a study left out
         made = make_report(
-            open_any(log),
+            opened,
             plan(options, cost, trimmed),
             given=results,
             out=folder,

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 REPORT_CONCURRENCIES = (8, 64, 256)
 """Low, published and high load: a page shows no more."""
 POLICIES = ("fixed", "av/logit_qmax", "av/confidence", "av/oracle")
-NEEDED = ("inspect", "evaluate", "replay")
-"""A log that these cannot be run on has no report."""
+NEEDED = ("inspect", "evaluate", "replay", "trimming-check")
+"""A log that these cannot be run on has no report; the last is run only if it is asked for."""
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def exact() -> dict[tuple[int, ...], float]:
     return continuation_probabilities(tiny_model(3), (1, 4, 2), LENGTH, truncation(1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lossless"),
     [("logit_qmax", True), ("hybrid", True), ("online-vllm", True), ("logit_q_sampled", False)],

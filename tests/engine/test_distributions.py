@@ -99,6 +99,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> CollectSettings:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_collected_log_is_audited(settings: CollectSettings, tmp_path: Path) -> None:
     folder = collect(tmp_path, settings)
     rows = read_distributions(folder)

@@ -70,12 +70,11 @@ def test_count_accepted_stops_at_the_first_rejection() -> None:
     assert sampling.count_accepted(p, q, uniform).tolist() == [1, 0, 3, 0]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("A1", (0.5, 0.5)), ("C57", (0.7, 0.3))])
+@pytest.mark.parametrize(("target", "draft"), [((0.5, 0.5), (0.2, 0.8)), ((0.7, 0.3), (0.5, 0.5))])
 def test_published_two_token_cases_without_trimming(
-    name: str, expected: tuple[float, float]
+    target: tuple[float, float], draft: tuple[float, float]
 ) -> None:
-    p = torch.tensor(expected, dtype=torch.float64)
-    q = torch.tensor([0.2, 0.8] if name == "A1" else [0.5, 0.5], dtype=torch.float64)
+    p, q = torch.tensor(target, dtype=torch.float64), torch.tensor(draft, dtype=torch.float64)
     torch.testing.assert_close(outcome_by_enumeration(p, q), p, rtol=0, atol=EXACT)
 
 
@@ -166,7 +165,7 @@ def test_draft_distribution_knows_the_temperature_only() -> None:
 
 
 def test_top_k_filtered_q_inflates_the_ratio_of_raw_q() -> None:
-    """C31: raw q [0.5, 0.3, 0.15, 0.05], top-k 2: sampled q [0.625, 0.375], ratio 1.25."""
+    """Raw q [0.5, 0.3, 0.15, 0.05], top-k 2: sampled q [0.625, 0.375], ratio 1.25."""
     raw = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).double()
     support = sampling.target_distribution(raw.log(), truncation(top_k=2))
     torch.testing.assert_close(support.probs, torch.tensor([[0.625, 0.375]]).double())

@@ -68,14 +68,14 @@ def test_nearly_certain_rows_keep_their_digits() -> None:
 def test_temperature_divides_and_zero_leaves_the_logits(
     temperature: float, expected: tuple[float, float, float]
 ) -> None:
-    """C25: logits [2, 1, 0]."""
+    """Logits [2, 1, 0]."""
     found = features([2.0, 1.0, 0.0], temperature)
     names = ("logit_qmax", "top2_margin", "entropy")
     assert [found[n] for n in names] == pytest.approx(expected, abs=FIVE_DIGITS)
 
 
-def test_masked_tokens() -> None:
-    """C26: [2, -inf, -inf, 1]."""
+def test_masked_tokens_count_for_nothing() -> None:
+    """[2, -inf, -inf, 1]."""
     found = features([2.0, -inf, -inf, 1.0], token=3)
     assert found["logit_qmax"] == pytest.approx(1.0)
     assert found["top2_margin"] == 1.0
@@ -84,7 +84,7 @@ def test_masked_tokens() -> None:
 
 
 def test_one_hot_row_is_infinite_and_never_nan() -> None:
-    """C27: [7, -inf, -inf]."""
+    """[7, -inf, -inf]."""
     found = features([7.0, -inf, -inf])
     assert found == {
         "logit_qmax": inf,
@@ -96,7 +96,7 @@ def test_one_hot_row_is_infinite_and_never_nan() -> None:
 
 
 def test_tied_maximum() -> None:
-    """C28: [3, 3, -inf]; either tied token may be the drawn one."""
+    """[3, 3, -inf]; either tied token may be the drawn one."""
     for token in (0, 1):
         found = features([3.0, 3.0, -inf], token=token)
         assert found["logit_qmax"] == found["logit_q_sampled"] == 0.0
@@ -108,12 +108,12 @@ def test_tied_maximum() -> None:
     "logits", [[float("nan")] * 5, [inf, 1.0, 0.0], [1.0, float("nan"), 0.0], [-inf, -inf]]
 )
 def test_invalid_rows_are_nan_in_every_feature(logits: list[float]) -> None:
-    """C24: no token is invented."""
+    """No token is invented."""
     assert all(isnan(value) for value in features(logits).values())
 
 
 def test_a_padded_column_changes_the_top() -> None:
-    """C30: three real columns, then one zero-filled pad that becomes the top."""
+    """Three real columns, then one zero-filled pad that becomes the top."""
     real, padded = features([-1.0, -2.0, -3.0]), features([-1.0, -2.0, -3.0, 0.0])
     assert 1 / (1 + np.exp(-real["logit_qmax"])) == pytest.approx(0.66524, abs=FIVE_DIGITS)
     assert 1 / (1 + np.exp(-padded["logit_qmax"])) == pytest.approx(0.64391, abs=FIVE_DIGITS)
@@ -130,7 +130,7 @@ def test_chunks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(values, whole[name])
 
 
-def test_target_columns() -> None:
+def test_target_columns_by_hand() -> None:
     p = Support(
         torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]).double(),
         torch.tensor([[2, 0, 4], [3, 1, 0]]),

@@ -12,7 +12,7 @@ import torch
 
 from draftlab.engine.stats import draft_features as engine_features
 from draftlab.hooks.draft_columns import FEATURES, draft_features, reference
-from draftlab.hooks.target_columns import judged_rows, target_columns
+from draftlab.hooks.plan import Facts
 
 FLOAT32 = 1e-6
 KERNEL = 3e-5
@@ -131,42 +131,26 @@ def test_the_kernel_reads_bfloat16() -> None:
     np.testing.assert_allclose(found, run(reference, *arguments), rtol=KERNEL, atol=KERNEL)
 
 
-def softmax(z: torch.Tensor) -> torch.Tensor:
-    return z.double().softmax(-1)
+def test_the_drawn_tokens_chance_is_looked_up_in_the_targets_vocabulary() -> None:
+    """Drafter ids 0, 1, 2 are target tokens 0, 5, 7; vLLM scatters the logits before sampling."""
+    logits = torch.full((1, 1, 8), -torch.inf)
+    logits[0, 0, [0, 5, 7]] = torch.tensor([0.2, 0.5, 0.3]).log()
+    assert hook_features(logits, token=5)["logit_q_sampled"] == pytest.approx(0.0, abs=1e-6)
+    assert hook_features(logits, token=7)["logit_q_sampled"] == pytest.approx(np.log(0.3 / 0.7))
+    assert hook_features(logits, token=1)["logit_q_sampled"] == -np.inf
 
 
-def test_overlap_and_acceptance_of_judged_rows() -> None:
-    """Two requests with two and one drafts; each request's last row judges nothing."""
-    draft, target = make_logits(3, 2, 8), make_logits(1, 5, 8)[0]
-    slots, positions = torch.tensor([2, 2, 2, 0, 0]), torch.tensor([0, 1, 2, 0, 1])
-    sampled = torch.tensor([5, 3, 4, 5, 6])
-    out = torch.full((4, 2, 2), torch.nan)
-    rows = judged_rows(sampled, slots, positions)
-    target_columns(target[:-1], draft, *rows, torch.tensor([0.5, 1.0, 1.0]), out)
-    cases = [(0, 2, 0, 3, 1.0), (1, 2, 1, 4, 1.0), (3, 0, 0, 6, 0.5)]
-    for row, slot, k, token, tau in cases:
-        p, q = softmax(target[row]), softmax(draft[slot, k] / tau)
-        assert out[slot, k, 0] == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-6)
-        assert out[slot, k, 1] == pytest.approx(min(1.0, float(p[token] / q[token])), abs=1e-6)
-    assert out[0, 1].isnan().all()
-    assert out[1].isnan().all()
+def test_features_are_of_the_distribution_that_chose_the_token() -> None:
+    """TorchSpec #177: the unary head gave A 0.6, the selector chose B with 0.7."""
+    selector = torch.tensor([0.3, 0.7]).log()[None, None]
+    found = hook_features(selector, token=1)
+    assert found["logit_qmax"] == found["logit_q_sampled"] == pytest.approx(np.log(0.7 / 0.3))
+    assert Facts("DFlash2Speculator", "probabilistic").source == "candidates"
+    assert Facts("EagleSpeculator", "probabilistic").source == "head"
 
 
-def test_a_draft_that_was_not_drawn_at_random_is_accepted_with_p() -> None:
-    target = make_logits(1, 3, 8)[0]
-    slots, positions, sampled = torch.tensor([0, 0, 0]), torch.arange(3), torch.tensor([1, 2, 3])
-    rows = judged_rows(sampled, slots, positions)
-    out = torch.full((2, 2, 2), torch.nan)
-    target_columns(target[:-1], None, *rows, torch.tensor([1.0]), out)
-    assert out[0, 0, 0] == out[0, 0, 1] == pytest.approx(float(softmax(target[0])[2]), abs=1e-6)
-    target_columns(target[:-1], make_logits(1, 2, 8), *rows, torch.tensor([0.0]), out)
-    assert out[0, :, 0].tolist() == [float(target[k].argmax() == k + 2) for k in range(2)]
-
-
-def test_an_invalid_draft_has_no_acceptance_probability() -> None:
-    """A grammar refused it: the target's rows behind it mean nothing."""
-    slots, positions, sampled = torch.tensor([0, 0]), torch.arange(2), torch.tensor([1, -1])
-    out = torch.full((2, 1, 2), torch.nan)
-    rows = judged_rows(sampled, slots, positions)
-    target_columns(make_logits(1, 1, 8)[0], None, *rows, torch.tensor([1.0]), out)
-    assert out[0].isnan().all()
+def hook_features(logits: Any, *, token: int) -> dict[str, float]:
+    """Return the features of one row as the vLLM hook computes them."""
+    out = torch.empty(1, 1, len(FEATURES))
+    draft_features(logits, torch.tensor([0]), torch.ones(1), torch.tensor([[token]]), out)
+    return dict(zip(FEATURES, out.flatten().tolist(), strict=True))

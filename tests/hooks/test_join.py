@@ -72,7 +72,7 @@ def test_the_first_rejection_ends_the_labels() -> None:
 
 
 def test_what_was_trimmed_is_unobserved() -> None:
-    """C03: with two verified and both accepted, the third has no label."""
+    """With two verified and both accepted, the third has no label."""
     outcome = prefilled(Arrival(0, slot=0)).judge(verdict(1, [0], [3], [0]))
     assert labels(outcome) == [True, True, None]
     assert outcome.drafts is not None
@@ -116,7 +116,7 @@ def test_a_request_that_is_not_scheduled_keeps_its_proposal() -> None:
 
 
 def test_chunked_prefill_has_no_rows_and_its_drafts_are_placeholders() -> None:
-    """C10: sampled 0, rejected 0."""
+    """Sampled 0, rejected 0."""
     join = joiner(Arrival(0, slot=0))
     assert join.judge(verdict(0, [0], [0], [0])).drafts is None
     join.propose(proposal(0, [0]))
@@ -153,7 +153,7 @@ def test_a_preempted_request_comes_back_elsewhere_with_its_count() -> None:
 
 
 def test_behind_a_stop_token_nothing_is_emitted() -> None:
-    """C07 in small: drafts [a, STOP, c], all accepted."""
+    """Drafts [a, STOP, c], all accepted."""
     join = prefilled(Arrival(0, slot=0, stop_tokens=(1, 50)))
     join.judge(verdict(1, [0], [1], [3]))
     join.propose(proposal(1, [0], [[4, 50, 6]]))
@@ -205,7 +205,7 @@ def test_a_request_that_has_ended_goes_on_unnoticed() -> None:
 
 
 def test_fewer_drafts_offered_are_fewer_rows() -> None:
-    """C13, C19: what was not proposed is not a row."""
+    """What was not proposed is not a row."""
     join = joiner(Arrival(0, slot=0))
     join.judge(verdict(0, [0], [1], [0]))
     join.propose(proposal(0, [0], offered=1))

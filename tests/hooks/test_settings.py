@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from draftlab.errors import InputError
-from draftlab.hooks.plan import FROM_LOGITS, LIVE, SPECULATORS, Facts, plan_columns
 from draftlab.hooks.settings import external_id, find_workload, read_settings, split_id
 
 if TYPE_CHECKING:
@@ -74,33 +73,3 @@ def test_hashes_depend_on_the_salt_and_on_nothing_else() -> None:
     assert one.hash_tokens([1, 2]) == one.hash_tokens([1, 2]) != one.hash_tokens([12])
     assert one.hash_tokens([1, 2]) != two.hash_tokens([1, 2])
     assert "1" not in repr(one).split("salt")[-1]
-
-
-def test_every_column_is_recorded_or_has_a_reason() -> None:
-    for name in SPECULATORS:
-        for drafting in ("greedy", "probabilistic"):
-            for flag in (False, True):
-                facts = Facts(name, drafting, adaptive=flag, local_argmax=flag, shadow=flag)
-                columns = plan_columns(facts)
-                assert set(columns) >= {*FROM_LOGITS, *LIVE, "overlap", "confidence"}
-                assert all(columns.values())
-
-
-@pytest.mark.parametrize(
-    ("facts", "column", "says"),
-    [
-        (Facts("EagleSpeculator", "probabilistic"), "entropy", "recorded"),
-        (Facts("EagleSpeculator", "greedy"), "logit_qmax", "recorded, as the estimator"),
-        (Facts("EagleSpeculator", "greedy"), "top2_margin", "'greedy'"),
-        (Facts("DFlash2Speculator", "probabilistic"), "live_feature", "candidate walk"),
-        (Facts("DFlash2Speculator", "probabilistic", adaptive=True), "live_feature", "recorded"),
-        (Facts("XPressSpeculator", "probabilistic"), "logit_qmax", "Jacobi"),
-        (Facts("XPressSpeculator", "greedy", adaptive=True), "live_feature", "Jacobi"),
-        (Facts("DSparkSpeculator", "greedy", fused=True), "live_feature", "one kernel"),
-        (Facts("DSparkSpeculator", "probabilistic", fused=True), "entropy", "recorded"),
-        (Facts("NgramGPUSpeculator", "greedy"), "logit_qmax", "n-gram"),
-        (Facts("SomethingNew", "probabilistic"), "logit_qmax", "recorded"),
-    ],
-)
-def test_the_plan_names_the_reason(facts: Facts, column: str, says: str) -> None:
-    assert says in plan_columns(facts)[column]

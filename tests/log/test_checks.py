@@ -16,7 +16,7 @@ from draftlab.log.summary import proposals, workloads
 from draftlab.log.writer import LogWriter
 from draftlab.schema import Excluded
 from draftlab.studies.inspect import inspect
-from tests.logs import METADATA, proposal, write_log
+from tests.logs import METADATA, proposal, until_rejection, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_fault_is_named(tmp_path: Path, rows: list[Any], code: str, message: s
     assert re.search(message, findings[code])
 
 
-def test_orphans(tmp_path: Path) -> None:
+def test_drafts_of_no_request_are_found(tmp_path: Path) -> None:
     with LogWriter(tmp_path, METADATA) as log:
         log.step({"step": 0}, proposal(0, [True, False]))
     assert set(found(tmp_path)) == {"DL006"}
@@ -111,7 +111,7 @@ def lengths(folder: Path) -> list[int]:
 def test_acceptance_length_counts_the_bonus_and_not_what_lies_behind_a_stop(
     tmp_path: Path,
 ) -> None:
-    """C01, C07: [1,0,1,0] gives AL 2; [a,b,STOP,d,e] all accepted gives 3, no bonus."""
+    """[1,0,1,0] gives AL 2; [a,b,STOP,d,e] all accepted gives 3, no bonus."""
     stop = np.array([0, 0, 0, Excluded.AFTER_STOP, Excluded.AFTER_STOP])
     write_log(
         tmp_path,
@@ -159,7 +159,7 @@ def test_workloads_weigh_by_verification_and_by_request(tmp_path: Path) -> None:
 
 
 def test_a_request_without_a_draft_is_counted_and_left_out_of_means(tmp_path: Path) -> None:
-    """C21: one request ends at its first token."""
+    """One request ends at its first token."""
     with LogWriter(tmp_path, METADATA) as log:
         for request in (0, 1):
             log.request(request, group=f"g{request}", dataset="d", temperature=1.0)
@@ -175,3 +175,15 @@ def test_inspection_is_strict_json(tmp_path: Path) -> None:
     assert content["runs"][0]["rows"]["drafts"] == 2
     [row] = content["workloads"]
     assert row["acceptance_length"] is None
+
+
+def test_a_declared_k_below_that_of_the_drafts_is_an_error(tmp_path: Path) -> None:
+    """Model-Optimizer #2247: lengths 1 to 5, ten of each, under a declared K of 2."""
+    ends = [end for end in range(5) for _ in range(10)]
+    rows = [proposal(i, until_rejection(end, 4)) for i, end in enumerate(ends)]
+    log = open_log(write_log(tmp_path, rows, num_speculative_tokens=2))
+    [finding] = [f for f in run_checks(log) if f.code == "DL014"]
+    assert finding.severity == "error"
+    assert "2.4 within the declared K, 3 measured" in finding.message
+    honest = open_log(write_log(tmp_path, rows, num_speculative_tokens=4, run="honest"))
+    assert not [f for f in run_checks(honest) if f.code == "DL014"]

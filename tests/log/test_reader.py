@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pytest
 
-from draftlab import open_log
+from draftlab import evaluate, open_log, replay
 from draftlab.errors import InputError
 from draftlab.log import reader
 from draftlab.log.checks import run_checks
 from draftlab.log.reader import find_parts
 from draftlab.reporting import run_studies
-from draftlab.reporting.render import make_report
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
@@ -115,7 +114,7 @@ def test_a_file_is_not_a_log(run: Path) -> None:
         open_log(part(run))
 
 
-def test_nothing_given() -> None:
+def test_to_open_no_log_is_an_error() -> None:
     with pytest.raises(InputError, match="no log given"):
         open_log()
 
@@ -131,7 +130,7 @@ def test_an_optional_column_may_be_absent_and_others_are_dropped(run: Path) -> N
 
 
 def test_a_cut_part_is_named_and_the_rest_returned(run: Path) -> None:
-    """C61: parts 0, 1 good, part 2 cut by 100 bytes."""
+    """Parts 0, 1 good, part 2 cut by 100 bytes."""
     for number in (1, 2):
         shutil.copy(part(run), run / "drafts" / f"part-{number:05d}.parquet")
         moved = pl.read_parquet(part(run)).with_columns(pl.col("step") + 100 * number)
@@ -161,12 +160,17 @@ def test_a_run_is_opened_again_by_its_path(tmp_path: Path, monkeypatch: pytest.M
     assert find_parts(remote.path, "nothing") == []
 
 
-def test_a_report_of_a_remote_log_opens_it_in_both_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_studies_of_a_remote_log_open_it_in_both_processes(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synth_log(tmp_path, num_requests=30)
     monkeypatch.setattr(reader, "_uri", lambda path, _: f"file://{path}")
     monkeypatch.setattr(run_studies, "_WORTH_A_PROCESS", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    content, _ = make_report(open_log(f"file://{tmp_path}"))
-    assert {"replay", "audit"} <= {part["id"] for part in content["sections"]}
+    log = open_log(f"file://{small_run}")
+    calls = run_studies.plan(run_studies.EvaluateOptions())
+    studies = run_studies.run_missing_studies(log, calls)
+    assert studies.evaluation.metrics.equals(evaluate(small_run).metrics)
+    there, here = studies.results["replay"].tables["summary"], replay(small_run).summary
+    assert there.drop("run").equals(here.drop("run"))
+    assert {"audit", "stability", "simulate", "inspect"} <= set(studies.results)

@@ -21,6 +21,7 @@ from draftlab.log import writer
 from draftlab.log.checks import run_checks
 from draftlab.log.writer import LogWriter, LogWriteWarning
 from tests.logs import METADATA, proposal, write_log
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,11 +90,10 @@ def test_a_slow_disk_drops_whole_proposals_and_never_blocks(
     monkeypatch.setattr(writer, "_write_parquet", slow)
     log = LogWriter(tmp_path, METADATA, rows_per_part=2, max_pending_rows=6)
     log.request(0, group="g", dataset="d", temperature=1.0)
-    started = time.monotonic()
-    for step in range(50):
+    for step in range(50):  # a step that waited for the disk would never return
         log.step({"step": step}, proposal(step, [True, False]))
         time.sleep(0.002)
-    assert time.monotonic() - started < 2
+    assert not gate.is_set()
     gate.set()
     with pytest.warns(LogWriteWarning, match="proposals dropped"):
         log.close()
@@ -138,8 +138,9 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_at_any_instant_loses_at_most_the_open_part(tmp_path: Path) -> None:
-    root = str(__file__).rsplit("/tests/", 1)[0]
+    root = str(ROOT)
     generator = np.random.default_rng(5)
     for trial in range(10):
         folder = tmp_path / str(trial)

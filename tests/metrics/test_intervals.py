@@ -152,7 +152,7 @@ def overall(
 ) -> dict[str, tuple[float, float, float]]:
     one, zero = np.ones((FOLDS, POSITIONS)), np.zeros((FOLDS, POSITIONS))
     grades: dict[str, Grade] = {
-        name: grade(rows, logit, one, zero, 15)
+        name: grade(rows, logit, one, zero, 15, scopes=("overall", "without_first", "position"))
         for name, logit in zip(("first", "second"), logits, strict=True)
     }
     row = grades["first"].table.row(0, named=True)
@@ -188,6 +188,7 @@ SCORED = ("auc", "log_loss", "brier", "difference of auc", "difference of log_lo
           "difference of brier", "mean_prediction")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORED)
 def test_intervals_by_group_hold_the_truth_as_often_as_they_say(
     coverage: dict[str, dict[str, float]], name: str
@@ -195,6 +196,7 @@ def test_intervals_by_group_hold_the_truth_as_often_as_they_say(
     assert 0.92 <= coverage["group"][name] <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORED)
 def test_intervals_by_row_are_too_short(coverage: dict[str, dict[str, float]], name: str) -> None:
     assert coverage["row"][name] < 0.92

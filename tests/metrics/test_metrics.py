@@ -64,7 +64,7 @@ def test_auc_equals_scikit_learn_and_survives_shuffling() -> None:
     assert metrics.auc(y, np.zeros(len(y))) == 0.5
 
 
-def test_c43_auc_of_one_class_is_undefined() -> None:
+def test_auc_of_one_class_is_undefined() -> None:
     assert np.isnan(metrics.auc([1, 1], [0.3, 0.4]))
     assert np.isnan(metrics.auc([], []))
 
@@ -124,7 +124,7 @@ def test_log_loss_equals_scikit_learn() -> None:
     )
 
 
-def test_c42_log_loss_from_log_odds_is_not_clipped() -> None:
+def test_log_loss_from_log_odds_is_not_clipped() -> None:
     assert metrics.log_loss([0], [40.0]) == 40.0
     assert metrics.log_loss([1], [-800.0]) == 800.0
     assert metrics.log_loss([1], [np.inf]) == 0.0
@@ -135,12 +135,12 @@ def test_c42_log_loss_from_log_odds_is_not_clipped() -> None:
     ("clip", "loss"),
     [(np.finfo(np.float64).eps, 18.02), (np.finfo(np.float32).eps, 7.97), (1e-15, 17.27)],
 )
-def test_c42_the_clip_decides_the_cost_of_certainty(clip: float, loss: float) -> None:
+def test_the_clip_decides_the_cost_of_certainty(clip: float, loss: float) -> None:
     found = metrics.log_loss_from_prob([1, 0], [0.0, 0.0], clip=float(clip))
     assert found == pytest.approx(loss, abs=0.005)
 
 
-def test_c41_log_odds_are_never_taken_as_probabilities() -> None:
+def test_log_odds_are_never_taken_as_probabilities() -> None:
     logit = np.array([0.2, 0.4, 0.9])
     np.testing.assert_allclose(expit(logit), [0.5498, 0.5987, 0.7109], atol=5e-5)
     y = np.array([1, 0, 1])
@@ -200,12 +200,12 @@ def test_every_edge_opens_its_own_bin(n_bins: int) -> None:
 @pytest.mark.parametrize(
     ("prob", "y", "n_bins", "expected"),
     [
-        pytest.param([0.95, 1.0], [1, 0], 15, 0.475, id="C35-one"),
-        pytest.param([1, 1, 1], [0, 0, 0], 15, 1.0, id="C35-all-ones"),
-        pytest.param([0.0], [1], 15, 1.0, id="C35-zero"),
-        pytest.param([1, 1, 1, 1, 0], [0, 0, 1, 1, 1], 2, 0.6, id="C36"),
-        pytest.param([0.25, 0.25, 0.75, 0.75], [0, 0, 1, 1], 2, 0.25, id="C38"),
-        pytest.param([0.01, 0.001, 0.005], [1, 1, 1], 15, 0.99466667, id="C40"),
+        pytest.param([0.95, 1.0], [1, 0], 15, 0.475, id="p-of-1"),
+        pytest.param([1, 1, 1], [0, 0, 0], 15, 1.0, id="all-p-of-1"),
+        pytest.param([0.0], [1], 15, 1.0, id="p-of-0"),
+        pytest.param([1, 1, 1, 1, 0], [0, 0, 1, 1, 1], 2, 0.6, id="both-edges"),
+        pytest.param([0.25, 0.25, 0.75, 0.75], [0, 0, 1, 1], 2, 0.25, id="two-bins"),
+        pytest.param([0.01, 0.001, 0.005], [1, 1, 1], 15, 0.99466667, id="binary-not-top-label"),
         pytest.param([0.75, 0.25], [1, 0], 15, 0.25, id="by-hand"),
     ],
 )
@@ -214,13 +214,13 @@ def test_ece_cases(prob: list[float], y: list[int], n_bins: int, expected: float
 
 
 @pytest.mark.parametrize(("n_bins", "expected"), [(10, 0.02), (15, 0.16), (20, 0.16)])
-def test_c38_the_number_of_bins_moves_ece(n_bins: int, expected: float) -> None:
+def test_the_number_of_bins_moves_ece(n_bins: int, expected: float) -> None:
     prob = np.repeat([0.62, 0.68], 50)
     y = np.concatenate([np.arange(50) < 40, np.arange(50) < 27])
     assert metrics.ece(y, prob, n_bins=n_bins) == pytest.approx(expected, abs=EXACT)
 
 
-def test_c39_a_calibrated_bin_has_no_error() -> None:
+def test_a_calibrated_bin_has_no_error() -> None:
     y, prob = np.arange(100) < 96, np.full(100, 0.96)
     assert metrics.ece(y, prob, n_bins=20) == pytest.approx(0.0, abs=EXACT)
 
@@ -288,7 +288,7 @@ def test_debiasing_takes_bias_away_and_leaves_a_clear_error() -> None:
     assert metrics.ece_debiased(y, off) == pytest.approx(metrics.ece(y, off), abs=EXACT)
 
 
-def test_c39_the_centre_of_a_bin_shows_error_of_calibrated_data() -> None:
+def test_the_centre_of_a_bin_shows_error_of_calibrated_data() -> None:
     y, prob = np.arange(100) < 96, np.full(100, 0.96)
     assert metrics.ece(y, prob, n_bins=20, value="centre") == pytest.approx(0.015, abs=EXACT)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from draftlab.online.vllm import (
     from_snapshot,
     stored_feature,
 )
+from tests.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 SCENARIOS: dict[str, Any] = json.loads((GOLDEN / "constants.json").read_text())
 # The recorded state is float32: the bounds are those that the recording's README measured.
 COEFFICIENTS = {"h_separable": 1e-4}
@@ -108,7 +107,6 @@ def test_golden_features_from_exact_log_odds(name: str) -> None:
 
 
 def test_one_round_by_hand() -> None:
-    """C50."""
     estimator = VllmEstimator(2, Constants(start_slope=0.0, start_intercept=1.5))
     estimator.learn(labels([2.0, 1.0, 0.5], [0, 1, 0], [1.5] * 3, [True, False, False]))
     estimator.refit()
@@ -117,7 +115,6 @@ def test_one_round_by_hand() -> None:
 
 
 def test_a_step_to_a_negative_slope_is_refused_and_intercepts_still_move() -> None:
-    """C52."""
     estimator = VllmEstimator(1, EARLY)
     estimator.learn(labels([3.0, 1.0], [0, 0], [1.5, 1.5], [False, True]))
     refit = estimator.refit()

@@ -202,7 +202,7 @@ def test_roofline_is_memory_bound_first_and_labelled() -> None:
 
 
 def test_break_even_counts_every_part() -> None:
-    """C59: without propose the cycle would look 332 ms cheaper, without replay 1,075 ms."""
+    """Without propose the cycle would look 332 ms cheaper, without replay 1,075 ms."""
     parts = {"propose": 332.0, "verify": 964.4, "replay": 1063.1}
     found = account(parts, stated_total_ms=2039.9, saved_ms=1045.3)
     assert (found.inside, found.outside) == (("verify", "replay"), ("propose",))

@@ -99,7 +99,7 @@ def test_ridge_equals_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize(("ridge", "slope"), [(0.0, 5.839), (0.001, 5.839), (1.0, 1.0066)])
-def test_c49_separable_data_are_named_and_held(ridge: float, slope: float) -> None:
+def test_separable_data_are_named_and_held(ridge: float, slope: float) -> None:
     feature, accepted = np.array([-2.0, -1, 1, 2]), np.array([False, False, True, True])
     fit = fit_logistic(feature, np.zeros(4, dtype=int), accepted, 1, ridge=ridge)
     assert fit.status == "separable"
@@ -144,7 +144,7 @@ def test_a_flat_feature_gives_the_rates() -> None:
     assert flat.log_likelihood == pytest.approx(rates.log_likelihood, rel=ROUNDING)
 
 
-def test_floors() -> None:
+def test_floors_are_the_rates_of_their_rows() -> None:
     _, position, accepted = random_rows()
     by_position = fit_rates(None, position, accepted, 5)
     for k in range(4):
@@ -186,7 +186,9 @@ def coefficients(fit: Fit) -> np.ndarray[Any, Any]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.floats(-5, 5), st.floats(0.1, 10))
-def test_identities(seed: int, shift: float, scale: float) -> None:
+def test_a_fit_ignores_order_and_scale_and_repeated_rows(
+    seed: int, shift: float, scale: float
+) -> None:
     rows = random_rows(300, 3, seed=seed)
     feature, position, accepted = rows
     fit = fit_logistic(*rows, 3)

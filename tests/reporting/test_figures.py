@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import warnings
@@ -15,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from draftlab.log.reader import open_log
 from draftlab.reporting.figures import calibration as calibration_figures
@@ -27,14 +27,13 @@ from draftlab.reporting.labels import cells as cells_of
 from draftlab.studies.evaluate import evaluate
 from draftlab.studies.stability.stability import stability
 from draftlab.synth import synth_log
-from tests.reporting.conftest import HOSTILE
+from tests.logs import HOSTILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
     from draftlab.reporting.figures.style import Drawing
     from draftlab.reporting.labels import CellKey
@@ -171,6 +170,7 @@ def workloads(
     return evaluate(log, predictors=["logit_qmax"]), stability(log, ceiling_share=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("plot", ["workloads", "transfer", "correlation"])
 def test_texts_of_many_workloads_are_apart(
@@ -194,6 +194,7 @@ def test_texts_of_many_workloads_are_apart(
         assert len(set(rows)) == len(rows) == table[table.columns[0]].n_unique()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_positions", [1, 8, 16, 24])
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_texts_of_many_positions_are_apart(num_positions: int, count: int) -> None:
@@ -203,6 +204,7 @@ def test_texts_of_many_positions_are_apart(num_positions: int, count: int) -> No
     check_texts(draw_map(tiles, names, [str(k) for k in range(num_positions)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [40, 70])
 def test_map_of_ever_so_many_workloads_stays_on_a_page(count: int) -> None:
     tiles = [Tile(x, y, abs(x - y) / count) for x, y in np.ndindex(count, count)]
@@ -221,6 +223,7 @@ def test_numbers_are_left_out_where_a_scale_stands() -> None:
         assert bool(figure.legends) != written
 
 
+@pytest.mark.slow
 def test_points_at_one_place_are_numbered(workloads: tuple[Evaluation, Stability]) -> None:
     found = workloads[1]
     cell = cells_of(workloads[0])[0]
@@ -230,6 +233,7 @@ def test_points_at_one_place_are_numbered(workloads: tuple[Evaluation, Stability
     check_texts(figure)
 
 
+@pytest.mark.slow
 def test_too_many_points_have_no_labels(workloads: tuple[Evaluation, Stability]) -> None:
     found = workloads[1]
     rows = pl.concat([found.workloads] * 25)
@@ -291,8 +295,8 @@ def check_texts(figure: Figure) -> None:
         assert box.y0 > -0.5, text
         assert box.x1 < width + 0.5, text
         assert box.y1 < height + 0.5, text
-    for (one, box), (other, beside) in itertools.combinations(boxes, 2):
-        assert not overlaps(box, beside), (one, other)
+    covered = overlaps([box for _, box in boxes])
+    assert not covered, [(boxes[i][0], boxes[j][0]) for i, j in covered]
 
 
 def check_labels(axes: Axes, count: int) -> None:
@@ -326,8 +330,15 @@ def extent(text: Text) -> Bbox:
     return Text.get_window_extent(text)  # of an annotation without its line
 
 
-def overlaps(box: Bbox, other: Bbox) -> bool:
-    return bool(
-        min(box.x1, other.x1) - max(box.x0, other.x0) > 0.5
-        and min(box.y1, other.y1) - max(box.y0, other.y0) > 0.5
-    )
+def overlaps(boxes: list[Bbox]) -> list[tuple[int, int]]:
+    """Return the pairs of boxes that cover one another by more than half a pixel each way."""
+    ends = np.array([box.extents for box in boxes]).reshape(-1, 4)
+    low, high = ends[:, :2], ends[:, 2:]
+    shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    pairs = np.argwhere(np.triu((shared > 0.5).all(axis=-1), 1))
+    return [(int(i), int(j)) for i, j in pairs]
+
+
+def test_boxes_that_cover_one_another_are_seen() -> None:
+    boxes = [Bbox([[0, 0], [10, 10]]), Bbox([[9, 9], [20, 20]]), Bbox([[10, 0], [20, 9]])]
+    assert overlaps(boxes) == [(0, 1)]

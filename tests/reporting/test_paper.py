@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from draftlab.reporting.sections.blocks import Block
 
+pytestmark = pytest.mark.slow  # all read one whole report, which takes long to make
+
 Built = tuple[dict[str, Any], dict[str, str]]
 
 

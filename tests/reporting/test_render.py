@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -25,20 +26,22 @@ from draftlab.log.reader import open_log
 from draftlab.reporting.content import build_report
 from draftlab.reporting.markdown import render_markdown
 from draftlab.reporting.page import render_html
-from draftlab.reporting.render import make_report, report, write_report
-from draftlab.reporting.run_studies import EvaluateOptions, Studies, plan
+from draftlab.reporting.render import report, write_report
+from draftlab.reporting.run_studies import Studies
 from draftlab.reporting.sections.blocks import printed, walk
 from draftlab.results import Note
 from draftlab.studies.evaluate import evaluate
 from draftlab.studies.inspect import inspect
 from draftlab.studies.simulate.trimming_check import TrimmingCheck
-from draftlab.synth import synth_log
-from tests.logs import proposal, write_log
-from tests.reporting.conftest import HOSTILE, write_head_run
+from tests.conftest import write_head_run
+from tests.logs import HOSTILE, proposal, write_log
 
 if TYPE_CHECKING:
     from draftlab.log.reader import DraftLog
+    from draftlab.reporting.content import Sections
     from draftlab.studies.evaluate import Evaluation
+
+pytestmark = pytest.mark.slow  # all read one whole report, which takes long to make
 
 MAX_BYTES = 3_000_000
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
@@ -94,6 +97,14 @@ def test_files_are_whole(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["index.html", "report.json", "report.pdf"]
     assert (folder / "index.html").stat().st_size < MAX_BYTES
+
+
+def test_a_report_without_pdf_leaves_no_pdf_of_another(
+    built: tuple[dict[str, Any], dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "report.pdf").write_bytes(b"of another log")
+    index = write_report(*built, tmp_path, pdf=False)
+    assert sorted(path.name for path in index.parent.iterdir()) == ["index.html", "report.json"]
 
 
 def table(content: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -169,9 +180,11 @@ def live_check(*, agrees: bool) -> TrimmingCheck:
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_the_error_of_the_simulation_is_shown(studies: Studies, agrees: bool) -> None:
+def test_the_error_of_the_simulation_is_shown(
+    studies: Studies, report_drawn: dict[str, Sections], agrees: bool
+) -> None:
     shown = studies.results | {"trimming-check": live_check(agrees=agrees)}
-    content, _ = build_report(Studies(shown))
+    content, _ = build_report(Studies(shown), copy.deepcopy(report_drawn))
     [part] = [part for part in content["sections"] if part["id"] == "live"]
     said, table, notes = part["blocks"]
     assert said["text"].startswith("The simulation " + ("agrees" if agrees else "DISAGREES"))
@@ -322,10 +335,13 @@ def test_page_names_no_folder_of_this_machine(folder: Path, log: DraftLog) -> No
         assert where not in (folder / name).read_text(encoding="utf-8")
 
 
-def test_undefined_numbers_become_null_and_a_dash(studies: Studies) -> None:
+def test_undefined_numbers_become_null_and_a_dash(
+    studies: Studies, report_drawn: dict[str, Sections]
+) -> None:
     undefined = studies.evaluation.metrics.with_columns(auc=pl.lit(float("nan")))
     evaluation = replace(studies.evaluation, metrics=undefined)
-    content, svgs = build_report(Studies(studies.results | {"evaluate": evaluation}))
+    drawn = copy.deepcopy({n: part for n, part in report_drawn.items() if n != "evaluate"})
+    content, svgs = build_report(Studies(studies.results | {"evaluate": evaluation}), drawn)
     json.dumps(content, allow_nan=False)
     assert table(content, "cell-0-results-headline")[0]["auc"] is None
     text = render_html(content, svgs)
@@ -334,9 +350,8 @@ def test_undefined_numbers_become_null_and_a_dash(studies: Studies) -> None:
     assert ">None<" not in text
 
 
-def test_report_evaluates_by_itself(tmp_path: Path) -> None:
-    run = synth_log(tmp_path, num_requests=20)
-    index = report(run, tmp_path / "out", in_sample=True, pdf=False)
+def test_report_evaluates_by_itself(small_run: Path, tmp_path: Path) -> None:
+    index = report(small_run, tmp_path / "out", in_sample=True, pdf=False)
     content = json.loads((index.parent / "report.json").read_text(encoding="utf-8"))
     assert content["settings"]["in_sample"] is True
     assert content["commands"][-1].endswith("--in-sample --out report")
@@ -353,10 +368,10 @@ METRICS = {"spread": lambda accepted, log_odds: float(log_odds.std())}
 
 
 def test_the_printed_command_repeats_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    synth_log("log", num_requests=20)
+    Path("log").symlink_to(small_run)
     Path("idea.py").write_text(IDEA, encoding="utf-8")
     options = "--folds 3 --n-bins 12 --slope-per-position --plugin idea.py --cost B200/llama-8b"
     runner = CliRunner()
@@ -373,11 +388,12 @@ def test_the_printed_command_repeats_the_report(
     assert "B200 llama-8b" in json.dumps(first["sections"])
 
 
-def test_a_plugin_has_its_place_in_the_report(tmp_path: Path) -> None:
+def test_a_plugin_has_its_place_in_the_report(small_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "idea.py"
     path.write_text(IDEA, encoding="utf-8")
-    run = synth_log(tmp_path / "log", num_requests=20)
-    content, svgs = make_report(open_log(run), plan(EvaluateOptions(plugin=path)))
+    log = open_log(small_run)
+    results = {"evaluate": evaluate(log, plugin=path), "inspect": inspect(log)}
+    content, svgs = build_report(Studies(results))
     headline = table(content, "cell-0-results-headline")
     sections = [row["section"] for row in headline]
     assert sections.index("published") < sections.index("other") < sections.index("floor")
@@ -412,11 +428,12 @@ def test_a_log_that_was_trimmed_live_needs_a_word(
     assert content["commands"][-1].endswith("--allow-trimmed --out report")
 
 
-def test_predictors_that_leave_tables_empty(tmp_path: Path) -> None:
-    run = synth_log(tmp_path, num_requests=20)
-    log = open_log(run)
-    evaluation = evaluate(log, predictors="constant")
-    text = render_html(*build_report(Studies({"evaluate": evaluation, "inspect": inspect(log)})))
+def test_predictors_that_leave_tables_empty(small_run: Path) -> None:
+    results = {
+        "evaluate": evaluate(small_run, predictors="constant"),
+        "inspect": inspect(small_run),
+    }
+    text = render_html(*build_report(Studies(results)))
     Page(text)
     assert "None of the published comparisons" in text
 
@@ -424,7 +441,7 @@ def test_predictors_that_leave_tables_empty(tmp_path: Path) -> None:
 def test_a_damaged_log_says_so(tmp_path: Path) -> None:
     run = write_head_run(tmp_path)
     (run / "steps" / "part-00007.parquet").write_bytes(b"torn")
-    index = report(run, tmp_path / "out", pdf=False)
+    index = report(run, tmp_path / "out", predictors=["logit_qmax"], pdf=False)
     text = index.read_text(encoding="utf-8")
     assert "DL002" in text
     assert "head/steps/part-00007.parquet" in text

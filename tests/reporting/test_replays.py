@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replay:
-    run = synth_log(tmp_path_factory.mktemp("log"), num_requests=80)
+def replayed(small_run: Path) -> Replay:
     settings = ReplaySettings(
         ("vllm", "running-rate"), constants=Constants(refit_interval=10), window=10
     )
-    return replay_runs(open_any(run), settings)
+    return replay_runs(open_any(small_run), settings)
 
 
 def test_the_trajectory_is_the_table_of_coefficients(replayed: Replay) -> None:
@@ -54,9 +53,8 @@ def test_the_rolling_figure_holds_every_window(replayed: Replay) -> None:
     assert table["regret"].equals(wanted["regret"])
 
 
-def test_without_the_offline_fit_the_loss_itself_is_drawn(replayed: Replay, tmp_path: Path) -> None:
-    run = synth_log(tmp_path, num_requests=40)
-    alone = replay_runs(open_any(run), ReplaySettings(("vllm",), offline=False))
+def test_without_the_offline_fit_the_loss_itself_is_drawn(small_run: Path) -> None:
+    alone = replay_runs(open_any(small_run), ReplaySettings(("vllm",), offline=False))
     figure, _ = plot_rolling(alone)
     assert figure.axes[0].get_ylabel() == "log-loss, nats"
 

@@ -12,16 +12,18 @@ import pytest
 
 from draftlab.metrics import auc
 from draftlab.synth import synth_log
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "reproduction"))
 
-import claims  # noqa: E402 - scripts, not a package
-import reproduce  # noqa: E402
-import study  # noqa: E402
+import claims  # scripts, not a package
+import reproduce
+import study
 
 if TYPE_CHECKING:
     from study import Study
+
+pytestmark = pytest.mark.slow  # claims are judged on whole studies
 
 
 @pytest.fixture(scope="module")

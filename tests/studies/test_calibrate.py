@@ -93,7 +93,7 @@ def test_each_method_improves_what_it_was_fitted_to(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", CALIBRATORS)
-def test_c48_separable_data_are_left_as_they_are(method: str) -> None:
+def test_separable_data_are_left_as_they_are(method: str) -> None:
     z, y = np.array([-40.0, 40.0]), np.array([False, True])  # p = 0 and 1, clamped
     one = fit_calibrator(method, z, np.zeros(2, dtype=int), y, 1)
     after = one.log_odds(z, np.zeros(2, dtype=int))
@@ -105,7 +105,7 @@ def test_c48_separable_data_are_left_as_they_are(method: str) -> None:
     assert same.maps[0].note == "identity: rows of one class only"
 
 
-def test_odd_input() -> None:
+def test_calibrators_name_what_they_cannot_fit() -> None:
     z, position, y = random_rows(100)
     with pytest.raises(ValueError, match="unknown method 'spline'; known: temperature"):
         fit_calibrator("spline", z, position, y, 2)
@@ -237,7 +237,7 @@ def test_the_file_loads_under_each_engines_keys(run: Path, tmp_path: Path) -> No
     assert (folder / "metrics.parquet").exists()
 
 
-def test_c04_a_trimmed_log_is_refused(tmp_path: Path) -> None:
+def test_a_trimmed_log_is_refused(tmp_path: Path) -> None:
     rows = [proposal(i, [i % 3 > 0, None], request=i % 7, admitted=[True, False],
                      verify_step=np.ma.array([i, 0], mask=[False, True]))
             for i in range(40)]  # fmt: skip
@@ -247,7 +247,7 @@ def test_c04_a_trimmed_log_is_refused(tmp_path: Path) -> None:
     assert calibrate(log, allow_trimmed=True).metrics.height > 0
 
 
-def test_c45_positions_without_rows_are_null_in_the_file(tmp_path: Path) -> None:
+def test_positions_without_rows_are_null_in_the_file(tmp_path: Path) -> None:
     run = synth_log(tmp_path / "log", num_requests=40, num_positions=4)
     (part,) = (run / "drafts").glob("part-*.parquet")
     rows = pl.read_parquet(part)

@@ -26,13 +26,8 @@ from draftlab.studies.compare import Comparison
 
 
 @pytest.fixture(scope="module")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synth_log(tmp_path_factory.mktemp("a"), num_requests=60)
-
-
-@pytest.fixture(scope="module")
-def itself(synthetic: Path) -> Comparison:
-    return compare(synthetic, synthetic)
+def itself(small_run: Path) -> Comparison:
+    return compare(small_run, small_run)
 
 
 def make(folder: Path, rates: list[float], *, K: int = 2, seed: int = 0, **metadata: Any) -> Path:
@@ -60,8 +55,8 @@ def test_a_log_against_itself_differs_in_nothing(itself: Comparison) -> None:
         assert known["paired"].all()
 
 
-def test_numbers_are_those_of_the_evaluation(synthetic: Path, itself: Comparison) -> None:
-    wanted = evaluate(synthetic).metrics.filter(scope="overall")
+def test_numbers_are_those_of_the_evaluation(small_run: Path, itself: Comparison) -> None:
+    wanted = evaluate(small_run).metrics.filter(scope="overall")
     for metric in ("auc", "log_loss", "brier", "mean_prediction"):
         own = itself.predictors.filter(metric=metric)
         other = wanted.filter(pl.col("predictor").is_in(own["predictor"].implode()))
@@ -99,7 +94,7 @@ def test_the_paired_interval_is_that_of_differences_by_prompt(tmp_path: Path) ->
 
 
 def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
-    """Case C18: at the same acceptance, the rate falls as K rises."""
+    """At the same acceptance, the rate falls as K rises."""
     a = make(tmp_path / "a", [0.6] * 8, K=4)
     b = make(tmp_path / "b", [0.6] * 8, K=8)
     result = compare(a, b)
@@ -114,6 +109,7 @@ def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
     assert rates.filter(pl.col("position") >= 0)["comparable"].all()
 
 
+@pytest.mark.slow
 def test_what_differs_is_said_first(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [0.5] * 6, seed=1)
     b = make(tmp_path / "b", [0.8] * 6, seed=2, drafter="other", device="cuda")
@@ -143,6 +139,7 @@ def test_other_prompts_are_not_paired(tmp_path: Path) -> None:
     assert not result.predictors["paired"].any()
 
 
+@pytest.mark.slow
 def test_several_cells_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "log", [0.5] * 6, K=2, run="one")
     make(tmp_path / "log", [0.5] * 6, K=3, run="two", seed=3)
@@ -150,6 +147,7 @@ def test_several_cells_are_refused(tmp_path: Path) -> None:
         compare(tmp_path / "log", tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_predictors_are_compared_at_the_positions_of_both(tmp_path: Path) -> None:
     """A floor by position would else win for nothing but having more positions."""
     a = make(tmp_path / "a", [0.6] * 8, K=4)
@@ -168,6 +166,7 @@ def test_predictors_are_compared_at_the_positions_of_both(tmp_path: Path) -> Non
     assert overall["difference"].to_list() == [None]
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_it_is_of(tmp_path: Path) -> None:
     a = make(tmp_path / "a", [0.5] * 6, run="one")
     b = make(tmp_path / "b", [0.6] * 6, run="two", seed=1)

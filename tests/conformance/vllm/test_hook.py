@@ -280,7 +280,7 @@ def test_accepted_drafts_stand_in_the_output_where_the_log_says(result: Result) 
 
 
 @scenarios("churn", "async")
-def test_the_churn_is_one(result: Result) -> None:
+def test_the_scenario_reuses_slots_and_reorders_batches(result: Result) -> None:
     """Slots are reused, batches reordered, prompts chunked, requests preempted, kinds mixed."""
     events = result.spied("proposal")
     owners: dict[int, set[str]] = {}

@@ -171,8 +171,8 @@ def test_distributions_are_normalised(run: Path) -> None:
     assert rows.tail.sum() == len(rows)
 
 
-def test_a_log_without_distributions_says_so(tmp_path: Path) -> None:
-    result = audit(synth_log(tmp_path, num_requests=4))
+def test_a_log_without_distributions_says_so(small_run: Path) -> None:
+    result = audit(small_run)
     assert result.checks.filter(kind="measured").is_empty()
     assert "--log-distributions" in str(result.notes[0])
 

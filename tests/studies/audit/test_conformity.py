@@ -122,12 +122,14 @@ def exact_outputs() -> dict[tuple[int, ...], float]:
 STATED: dict[str, Any] = {"tv": 0.05, "power": 0.9, "alpha": 1e-4}
 
 
+@pytest.mark.slow
 def test_the_reference_engine_passes() -> None:
     found = audit_engine(engine_sampler(), exact_outputs(), **STATED)
     assert found.passed is True
     assert found.n == found.needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", MUTANTS)
 def test_wrong_engines_are_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -46,8 +46,8 @@ def test_the_published_example() -> None:
         assert output_distribution(p, q, everything) == list(p)
 
 
-def test_the_papers_example() -> None:
-    """C57: verify only if the draft is A: bias 0.15."""
+def test_the_papers_example_of_lossy_trimming() -> None:
+    """Verify only if the draft is A: bias 0.15."""
     p, q = fractions(0.7, 0.3), fractions(0.5, 0.5)
     out = output_distribution(p, q, [True, False])
     assert out == list(fractions(0.85, 0.15))

@@ -81,11 +81,11 @@ def test_replicas_part_by_what_their_coefficients_say(replayed: Replay, log: Pat
     assert any("replicas of different traffic" in note for note in map(str, replayed.notes))
 
 
-def test_only_runs_of_one_deployment_are_compared(replayed: Replay, tmp_path: Path) -> None:
+def test_only_runs_of_one_deployment_are_compared(replayed: Replay, small_run: Path) -> None:
     pairs = set(replayed.disagreement.select("run_a", "run_b").rows())
     assert len(pairs) == 3
     assert not any("synthetic-2" in pair for pair in pairs)
-    single = replay_runs(open_any(synth_log(tmp_path, num_requests=20)), SETTINGS)
+    single = replay_runs(open_any(small_run), SETTINGS)
     assert len(single.disagreement) == 0
 
 

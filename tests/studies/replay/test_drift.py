@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from draftlab.errors import InputError
-from draftlab.log.reader import open_any, open_log
+from draftlab.log.reader import open_log
 from draftlab.online.smoothing import SMOOTHED, Smoother
 from draftlab.reporting.replay_tables import mild_switches
 from draftlab.studies.replay.drift import (
@@ -24,8 +24,6 @@ from draftlab.studies.replay.drift import (
     drift,
     parse_scenario,
 )
-from draftlab.studies.replay.replay import ReplaySettings, replay_runs
-from draftlab.studies.replay.sweep import parse_grid, sweep
 from draftlab.synth import synth_log
 
 if TYPE_CHECKING:
@@ -170,9 +168,9 @@ def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
     assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
 
 
-def test_one_workload_is_no_scenario(tmp_path: Path) -> None:
+def test_one_workload_is_no_scenario(small_run: Path) -> None:
     with pytest.raises(InputError, match="needs two workloads with labels, found 1"):
-        default_scenario(synth_log(tmp_path, num_requests=10))
+        default_scenario(small_run)
 
 
 def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) -> None:
@@ -187,35 +185,3 @@ def test_a_scenario_keeps_the_smoothing_of_the_log(run: Path, tmp_path: Path) ->
     rows = opened.scan("drafts").sort("step", "slot", "position").collect()
     wanted = set(Smoother().add(rows).select("confidence", SMOOTHED).rows())
     assert set(frame.select("confidence", SMOOTHED).rows()) <= wanted
-
-
-def test_a_rivals_own_constant_is_swept(run: Path) -> None:
-    table = sweep(run, "decay=0,0.9 damping=0,50", processes=1).combinations
-    assert table["estimator"].unique().to_list() == ["exp-decay"]
-    assert table.select("decay", "damping").rows() == [(0, 0), (0, 50), (0.9, 0), (0.9, 50)]
-    # Without memory the decayed rule is the shipped one.
-    settings = ReplaySettings(("vllm",), all_rows=False)
-    vllm = replay_runs(open_any(run), settings).summary.filter(estimator="vllm")
-    assert table["log_loss"][1] == pytest.approx(vllm["log_loss"].item(), abs=1e-12)
-    with pytest.raises(InputError, match="vllm has no constant max_step: only step-limited has it"):
-        sweep(run, "max-step=1,2", estimator="vllm")
-
-
-def test_a_sweep_replays_every_combination(run: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    table = sweep(
-        run,
-        ["refit-interval=5,40", "damping=0,50"],
-        on_done=lambda done, total: seen.append((done, total)),
-    ).combinations
-    combinations = table.select("refit_interval", "damping").rows()
-    assert combinations == [(5.0, 0.0), (5.0, 50.0), (40.0, 0.0), (40.0, 50.0)]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert table["refits"][0] > table["refits"][2]
-    assert (table["regret"] > 0).all()
-
-
-@pytest.mark.parametrize("text", ["damping", "speed=3", "ridge=a,b"])
-def test_a_bad_grid_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="sweep"):
-        parse_grid([text])

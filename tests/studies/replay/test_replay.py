@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,8 +17,11 @@ from draftlab.log.writer import LogWriter
 from draftlab.online.vllm import Constants
 from draftlab.studies.replay.replay import OFFLINE, ReplaySettings, replay, replay_runs
 from tests.logs import METADATA, proposal, write_log
+from tests.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SCENARIOS: dict[str, Any] = json.loads((GOLDEN / "constants.json").read_text())
 
 
@@ -283,13 +285,11 @@ def test_every_estimator_runs_and_is_prequential(tmp_path: Path) -> None:
     assert result.summary.filter(estimator=OFFLINE)["regret"].item() == 0
 
 
-def test_the_offline_fit_is_the_evaluations(tmp_path: Path) -> None:
+def test_the_offline_fit_is_the_evaluations(small_run: Path) -> None:
     from draftlab import evaluate
-    from draftlab.synth import synth_log
 
-    folder = synth_log(tmp_path, num_requests=60)
-    graded = evaluate(folder, predictors=["logit_qmax"], in_sample=True).metrics
-    offline = replay_runs(open_any(folder), ReplaySettings(("vllm",))).summary.filter(
+    graded = evaluate(small_run, predictors=["logit_qmax"], in_sample=True).metrics
+    offline = replay_runs(open_any(small_run), ReplaySettings(("vllm",))).summary.filter(
         estimator=OFFLINE
     )
     wanted = graded.filter(scope="overall")

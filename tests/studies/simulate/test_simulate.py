@@ -18,14 +18,6 @@ from draftlab.policies.cost import CostTable, Curve
 from draftlab.predictors.baselines import PREDICTORS
 from draftlab.studies.simulate.batches import Rule, admit_adaptively
 from draftlab.studies.simulate.costs import cost_of_log
-from draftlab.studies.simulate.frontier import (
-    Batch,
-    Sums,
-    add_up,
-    emitted_tokens,
-    gain_over,
-    measures,
-)
 from draftlab.studies.simulate.gains import REASONS, explain_no_gain
 from draftlab.studies.simulate.policies import POLICIES, Job, Policy, Sent, make_jobs
 from draftlab.studies.simulate.proposals import Predictions, calibrated, read_proposals, reordered
@@ -70,42 +62,6 @@ def pick(table: pl.DataFrame, **equal: Any) -> dict[str, Any]:
     )
     assert rows.height == 1, rows
     return rows.row(0, named=True)
-
-
-def test_emitted_tokens_are_min_of_admitted_and_accepted_and_one_more() -> None:
-    admitted, accepted = np.arange(6), np.full(6, 3)
-    assert emitted_tokens(admitted, accepted, np.ones(6, int)).tolist() == [1, 2, 3, 4, 4, 4]
-    # the request ends inside the drafts: nothing follows them
-    assert emitted_tokens(admitted, accepted, np.zeros(6, int)).tolist() == [1, 2, 3, 3, 3, 3]
-
-
-def test_sums_and_figures_by_hand() -> None:
-    """Two steps of two requests: 3, 1 and 2, 2 accepted; 2, 2 and 1, 3 sent; 10 and 20 ms."""
-    accepted = np.array([[3, 1], [2, 2]])
-    batch = Batch(np.zeros((2, 2), int), accepted, np.ones((2, 2), int), np.array([0, 1, 0, 1]))
-    sums = add_up(batch, np.array([[2, 2], [1, 3]]), np.array([10.0, 20.0]))
-    assert sums.emitted.tolist() == [5.0, 5.0]  # 3 + 2 and 2 + 3
-    assert sums.time_ms.tolist() == [15.0, 15.0]
-    row = measures(sums, 2)
-    assert row["tokens_per_second"] == pytest.approx(1e3 * 10 / 30)
-    assert row["tokens_per_second_per_request"] == pytest.approx(1e3 * 10 / 60)
-    assert row["acceptance_length"] == pytest.approx(10 / 4)
-    assert row["verified_per_step"] == pytest.approx(8 / 4)
-    assert row["wasted"] == pytest.approx((8 - 6) / 4)  # kept: 2, 1, 1, 2
-    assert row["lost"] == pytest.approx((8 - 6) / 4)
-
-
-def test_gains_are_paired() -> None:
-    """Both policies slow on the same groups: their ratio is known far better than either."""
-    rng = np.random.default_rng(0)
-    size = rng.gamma(2.0, 5.0, 60)
-    zero = np.zeros(60)
-    base = Sums(size, size**2, zero, zero, zero, zero + 1)
-    faster = base._replace(emitted=1.1 * size)
-    found = gain_over(faster, base)
-    assert found == pytest.approx((0.1, 0.1, 0.1), abs=1e-9)
-    other = gain_over(base._replace(emitted=size * rng.uniform(0.9, 1.3, 60)), base)
-    assert other.low < other.gain < other.high
 
 
 def test_fixed_lengths_are_their_closed_form(run: Path, result: Simulation) -> None:
@@ -487,6 +443,7 @@ def test_policies_are_documented() -> None:
     assert Job(POLICIES["av"], "qmax", None).name == "av/qmax"
 
 
+@pytest.mark.slow
 def test_sts_heals_an_overconfident_head_and_never_sees_its_own_fold(tmp_path: Path) -> None:
     """A head three times too sure: the temperatures found are 3, and other folds' labels alone."""
     rng = np.random.default_rng(3)

@@ -55,6 +55,7 @@ def off(pairs_off: list[Path]) -> Path:
     return pairs_off[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logit_qmax", "online-vllm"])
 def test_simulation_and_engine_agree(
     name: str, settings: CollectSettings, pairs_off: list[Path], tmp_path: Path
@@ -84,6 +85,7 @@ def test_simulation_and_engine_agree(
             assert rows["simulated"].is_between(0.2, K - 0.2).all(), rows  # it does trim
 
 
+@pytest.mark.slow
 def test_a_rehearsal_on_the_live_proposals_is_the_live_run(
     settings: CollectSettings, off: Path, tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_verdict_is_not_cut_at_the_end_of_its_request(tmp_path: Path) -> None:
     assert proposals.num_survived.tolist() == [3]
 
 
+@pytest.mark.slow
 def test_logs_that_do_not_belong_together_are_refused(off: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="off in the first log and by qmax in the second"):
         rehearse_trimming(off, off, make_admission("qmax", COST, K))

@@ -8,34 +8,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pytest
-import statsmodels.api as sm
 from polars.testing import assert_frame_equal
 from scipy.special import expit
 from sklearn.metrics import log_loss
 
 from draftlab.errors import InputError
 from draftlab.predictors.logistic import fit_logistic
-from draftlab.predictors.several import fit_several
-from draftlab.studies.evaluate import Evaluation, evaluate
 from draftlab.studies.stability.stability import TABLES, Stability, stability
-from draftlab.studies.stability.stationarity import change_table, holm
-from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DATASETS = {"easy": 0.8, "plain": 0.0, "hard": -0.8}
+    from draftlab.studies.evaluate import Evaluation
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synth_log(tmp_path_factory.mktemp("log"), num_requests=240, datasets=DATASETS)
+def run(synthetic_run: Path) -> Path:
+    return synthetic_run
 
 
 @pytest.fixture(scope="module")
-def evaluation(run: Path) -> Evaluation:
-    return evaluate(run, keep_predictions=True)
+def evaluation(synthetic_evaluation: Evaluation) -> Evaluation:
+    return synthetic_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -135,47 +130,6 @@ def test_more_labels_help_until_they_do_not(found: Stability, evaluation: Evalua
 # --- several features
 
 
-def test_several_features_equal_statsmodels() -> None:
-    rng = np.random.default_rng(0)
-    features, position = rng.normal(size=(3000, 3)) * [1, 10, 0.1], rng.integers(0, 3, 3000)
-    accepted = rng.random(3000) < expit(features @ [0.5, -0.1, 3.0] + position - 1)
-    fit = fit_several(features, position, accepted, 4)
-    design = np.column_stack([features, position[:, None] == np.arange(3)])
-    other = sm.Logit(accepted.astype(float), design).fit(disp=False, tol=1e-12)
-    np.testing.assert_allclose(fit.weights, other.params[:3], atol=1e-6)
-    np.testing.assert_allclose(fit.intercepts[:3], other.params[3:], atol=1e-6)
-    assert np.isnan(fit.intercepts[3])
-    assert fit.status == "converged"
-    one = fit_logistic(features[:, 0], position, accepted, 4)
-    same = fit_several(features[:, :1], position, accepted, 4)
-    assert same.weights[0] == pytest.approx(one.slope, abs=1e-6)
-
-
-def test_a_start_saves_steps_and_changes_nothing() -> None:
-    rng = np.random.default_rng(1)
-    features, position = rng.normal(size=(3000, 2)) * [1, 10], rng.integers(0, 3, 3000)
-    accepted = rng.random(3000) < expit(features @ [0.5, -0.1] + position - 1)
-    cold = fit_several(features, position, accepted, 4)
-    near = fit_several(features[300:], position[300:], accepted[300:], 4)
-    warm = fit_several(features, position, accepted, 4, start=near)
-    np.testing.assert_allclose(warm.weights, cold.weights, atol=1e-9)
-    np.testing.assert_allclose(warm.intercepts, cold.intercepts, atol=1e-9)
-    assert warm.iterations < cold.iterations
-
-
-def test_separable_features_are_named_and_held() -> None:
-    features = np.array([[-2.0], [-1], [1], [2]])
-    fit = fit_several(features, np.zeros(4, dtype=int), features[:, 0] > 0, 1)
-    assert fit.status == "separable"
-    assert np.isfinite(fit.weights).all()
-    with pytest.raises(ValueError, match="must be finite"):
-        fit_several(features * np.nan, np.zeros(4, dtype=int), features[:, 0] > 0, 1)
-    with pytest.raises(ValueError, match="without rows"):
-        fit_several(features[:0], np.zeros(0, dtype=int), features[:0, 0] > 0, 1)
-    with pytest.raises(ValueError, match="wanted"):
-        fit_several(features, np.zeros(3, dtype=int), features[:, 0] > 0, 1)
-
-
 def test_what_says_nothing_new_gains_nothing(found: Stability) -> None:
     gains = dict(found.feature_sets.select("features", "log_loss_gain").rows())
     assert gains["logit_qmax"] == 0.0
@@ -199,7 +153,9 @@ def test_shares_of_the_achievable(found: Stability) -> None:
 # --- acceptance length and the second rank
 
 
-def test_c18_the_rate_falls_with_k_and_the_length_does_not(tmp_path: Path) -> None:
+def test_the_acceptance_rate_falls_with_k_and_the_length_does_not(
+    tmp_path: Path,
+) -> None:
     for K in (4, 8):
         labels: list[Any] = [True, True, False] + [None] * (K - 3)
         others: list[Any] = [True] * 2 + [False] + [None] * (K - 3)
@@ -212,7 +168,7 @@ def test_c18_the_rate_falls_with_k_and_the_length_does_not(tmp_path: Path) -> No
     assert overall["rate_compares_across_k"].to_list() == [False, False]
 
 
-def test_c20_c21_what_is_thrown_away_and_who_never_drafted(tmp_path: Path) -> None:
+def test_discarded_drafts_and_requests_without_drafts_are_counted_apart(tmp_path: Path) -> None:
     # 3 drafted and thrown away; 8 verified of which 6 accepted; a third request has no drafts
     thrown = proposal(0, [None] * 8, request=0, admitted=[False] * 8,
                       verify_step=np.ma.array(np.zeros(8, dtype=int), mask=[True] * 8))  # fmt: skip
@@ -252,40 +208,6 @@ def test_no_rank_no_table(found: Stability) -> None:
 
 
 # --- drift
-
-
-def drifting(rng: np.random.Generator, shift: float) -> pl.DataFrame:
-    """Test one log of 60 requests with effects of their own; position 1 shifts halfway."""
-    n = 60 * 40
-    group, position = np.repeat(np.arange(60), 40), np.tile(np.arange(2), n // 2)
-    late = group >= 30
-    # the feature itself drifts too: held fixed, that is no drift of acceptance
-    feature = rng.normal(0.5, 1.5, n) + 0.7 * late
-    effect = 0.5 * rng.normal(size=60)[group]
-    accepted = rng.random(n) < expit(0.6 * feature + effect + shift * late * (position == 1))
-    fit = fit_logistic(feature, position, accepted, 2)
-    return change_table(feature, position, accepted, late, group, fit)
-
-
-def test_a_shift_is_found_where_it_is() -> None:
-    table = drifting(np.random.default_rng(0), 1.0)
-    assert table["position"].to_list() == [None, 0, 1]
-    assert table["changed"].to_list() == [True, False, True]
-    assert table["shift_low"][2] < 1.0 < table["shift_high"][2]
-    assert table["n_early"].to_list() == [1200, 600, 600]
-
-
-def test_without_a_shift_little_is_found() -> None:
-    rng = np.random.default_rng(1)
-    p_values = np.array([drifting(rng, 0.0)["p_value"].to_numpy() for _ in range(300)])
-    share = (p_values < 0.05).mean(axis=0)
-    assert (share < 0.09).all()
-    assert (share > 0.02).all()
-
-
-def test_holm_by_hand() -> None:
-    assert holm(np.array([0.04, 0.001, 0.02]), 0.05).tolist() == [True, True, True]
-    assert holm(np.array([0.06, 0.001, 0.03]), 0.05).tolist() == [False, True, False]
 
 
 def test_synthetic_logs_do_not_drift(found: Stability) -> None:
