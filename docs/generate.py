@@ -304,8 +304,13 @@ def list_api(_: str) -> str:
 
 
 def describe_api(name: str, entry: Any) -> str:
+    if isinstance(entry, type) and issubclass(entry, Exception):
+        return f"## {name}\n\n{inspect.cleandoc(entry.__doc__ or '')}\n"
     signature = inspect.signature(entry)
-    arguments = [re.sub(r"'", "", str(value)) for value in signature.parameters.values()]
+    arguments = [str(value).replace("'", "") for value in signature.parameters.values()]
+    kinds = [value.kind for value in signature.parameters.values()]
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        arguments.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     marked = [f"    {argument}," for argument in arguments]
     returns = signature.return_annotation
     ends = f") -> {returns}" if isinstance(returns, str) else ")"

@@ -15,6 +15,7 @@ import typer.main
 
 from draftlab import schema
 from draftlab.cli import app, main
+from draftlab.studies import RESULTS, result_class
 from tests.paths import ROOT, SAMPLE_T1
 
 if TYPE_CHECKING:
@@ -326,13 +327,9 @@ def test_pages_of_commands_share_their_headings(page: Path) -> None:
 
 
 def test_every_table_that_a_command_writes_is_explained() -> None:
-    for command, path in generate.RESULTS.items():
-        module, _, cls = path.rpartition(".")
-        fields = getattr(importlib.import_module(module), cls).__dataclass_fields__
-        tables = [n for n, field in fields.items() if "DataFrame" in str(field.type)]
-        text = page_text(f"commands/{command.partition('-')[0]}.md")
-        assert tables
-        for table in tables:
+    for command in RESULTS:
+        text = page_text(f"commands/{command}.md")
+        for table in result_class(command).meanings():
             assert f"**`{table}`**" in text, f"{command}: {table}"
 
 

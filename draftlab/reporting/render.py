@@ -56,7 +56,7 @@ def report(
     results: Sequence[Result] = (),
     fresh: bool = False,
     pdf: bool = True,
-    on_line: Callable[[str], None] = lambda _: None,
+    on_line: Callable[[str], None] | None = None,
 ) -> Path:
     """Write OUT/report.json, OUT/index.html and OUT/report.pdf; each needs nothing beside it.
 
@@ -83,7 +83,7 @@ def report(
         Make every result again.
     pdf : bool
         Also write the PDF.
-    on_line : callable
+    on_line : callable, optional
         Called with a line on what was reused.
 
     Returns
@@ -139,7 +139,7 @@ def make_report(
     given: Sequence[Result] = (),
     out: Path | None = None,
     fresh: bool = False,
-    on_line: Callable[[str], None] = lambda _: None,
+    on_line: Callable[[str], None] | None = None,
 ) -> Page:
     """Return content and figures of one log; see `run_missing_studies` for the parameters."""
     drawn: dict[str, Sections] = {}
@@ -159,7 +159,7 @@ def make_report(
         fresh=fresh,
         on_study=draw,
     )
-    if studies.reused:
+    if studies.reused and on_line is not None:
         on_line(
             f"reused {', '.join(studies.reused)} from {out}: same log, options and code "
             "(--fresh makes them again)"

@@ -66,7 +66,8 @@ def test_folds_are_those_of_the_rule(tmp_path: Path) -> None:
 def test_no_more_folds_than_prompts(tmp_path: Path) -> None:
     ready = prepare(make_cell(tmp_path / "two", prompts=2), [PREDICTORS["entropy"]], folds=5)
     assert ready.rows.num_folds == 2
-    assert [str(note) for note in ready.notes] == ["2 folds instead of 5: there are no more groups"]
+    [note] = ready.notes
+    assert str(note) == "2 folds instead of 5: there are no more prompts"
     alone = make_cell(tmp_path / "one", prompts=1)
     with pytest.raises(InputError, match="at least 2 groups"):
         prepare(alone, [PREDICTORS["entropy"]])

@@ -160,7 +160,7 @@ def test_a_log_with_distributions_is_measured(run: Path, tmp_path: Path) -> None
     assert result.passed
     content = json.loads((tmp_path / "audit" / "result.json").read_text())
     assert content["passed"] is True
-    assert pl.read_parquet(tmp_path / "audit" / "audit.parquet").equals(result.checks)
+    assert pl.read_parquet(tmp_path / "audit" / "checks.parquet").equals(result.checks)
 
 
 def test_distributions_are_normalised(run: Path) -> None:
