@@ -316,7 +316,7 @@ def describe_api(name: str, entry: Any) -> str:
     ends = f") -> {returns}" if isinstance(returns, str) else ")"
     code = "\n".join([f"{name}(", *marked, ends]) if marked else f"{name}()"
     text = describe_docstring(inspect.cleandoc(entry.__doc__ or ""))
-    return f"## {name}\n\n```python\n{code}\n```\n\n{text}\n"
+    return f"## {name}\n\n```py\n{code}\n```\n\n{text}\n"
 
 
 def describe_docstring(text: str) -> str:
@@ -326,7 +326,7 @@ def describe_docstring(text: str) -> str:
     for title, body in zip(parts[1::2], parts[2::2], strict=True):
         lines += [f"**{title}**", ""]
         if title == "Examples":
-            lines += ["```python", body.strip(), "```", ""]
+            lines += ["```pycon", body.strip(), "```", ""]
         else:
             lines += [*describe_entries(body.strip()), ""]
     return re.sub(r"``(.+?)``", r"`\1`", "\n".join(lines)).strip()

@@ -86,7 +86,7 @@ def runnable() -> list[tuple[str, ...]]:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder to run examples in, with a small log in place of the sample logs."""
     (tmp_path / "data").mkdir()
-    for log in ("sample", "sample-t1"):
+    for log in ("sample", "sample-t1", "sample-skip-3"):
         (tmp_path / "data" / log).symlink_to(SMALL)
     monkeypatch.chdir(tmp_path)
     return tmp_path
