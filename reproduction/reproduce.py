@@ -64,7 +64,7 @@ def main() -> None:
     if not arguments.targets:
         write_verdicts(verdicts, studies, OUT, _OF_SAMPLES)
         write_headline(studies[0])
-        print(f"wrote {report(studies[0].log, HEADLINE).relative_to(ROOT)}")
+        print(f"wrote {report(studies[0].log, HEADLINE, fresh=True).relative_to(ROOT)}")
     if arguments.prompts:
         write_prompts(arguments.prompts, targets, whole=not arguments.targets)
 

@@ -59,8 +59,8 @@ class Study:
 
     name: str
     log: Path
-    scenario: str = HARDEST
-    """Of the drift experiment."""
+    scenario: str = ""
+    """Of the drift experiment, for a log that is made for it; else the log chooses."""
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -85,7 +85,7 @@ class Study:
 
     @cached_property
     def drift(self) -> Drift:
-        return drift(self.log, self.scenario)
+        return drift(self.log, self.scenario or HARDEST)
 
     @cached_property
     def modelled(self) -> Simulation:

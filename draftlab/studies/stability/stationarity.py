@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from scipy.special import expit, ndtr
 
-from draftlab.metrics import divide, sum_by
+from draftlab.metrics import divide, half_width, sum_by
 
 if TYPE_CHECKING:
     from draftlab._types import BoolArray, FloatArray, IntArray
@@ -139,11 +139,13 @@ def _score(scores: FloatArray, information: float, codes: IntArray) -> dict[str,
     deviation = float(np.sqrt((by_group**2).sum() * active / (active - 1)))
     total = float(by_group.sum())
     z = total / deviation
-    shift, error = total / information, deviation / information
+    shift = total / information
+    entry = np.zeros(active, dtype=np.int64)
+    [half] = half_width(by_group[by_group != 0] / information, entry, 1).tolist()
     return {
         "shift": shift,
-        "shift_low": shift - 1.96 * error,
-        "shift_high": shift + 1.96 * error,
+        "shift_low": shift - half,
+        "shift_high": shift + half,
         "z": z,
         "p_value": float(2 * ndtr(-abs(z))),
     }

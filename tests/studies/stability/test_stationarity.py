@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.stats import norm
+from scipy.stats import t as student
 from statsmodels.stats.multitest import multipletests
 
 from draftlab.predictors.logistic import fit_logistic
@@ -98,7 +99,8 @@ def test_the_score_is_what_a_projection_leaves_of_it() -> None:
         information = ((left * root) ** 2).sum()
         assert row["shift"] == pytest.approx(sums.sum() / information, rel=1e-9)
         assert row["p_value"] == pytest.approx(2 * norm.sf(abs(row["z"])), rel=1e-9)
-        assert row["shift_high"] - row["shift"] == pytest.approx(1.96 * deviation / information)
+        half = student.ppf(0.975, active - 1) * deviation / information
+        assert row["shift_high"] - row["shift"] == pytest.approx(half)
         chosen = position >= 0 if row["position"] is None else position == row["position"]
         assert row["rate_late"] == pytest.approx(accepted[chosen & late].mean())
         assert row["rate_early"] == pytest.approx(accepted[chosen & ~late].mean())
