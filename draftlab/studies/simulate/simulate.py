@@ -249,7 +249,8 @@ def _specs(policies: Sequence[str] | None, predictors: Sequence[str] | None) -> 
     if policies is not None:
         if predictors is not None:
             raise InputError("name policies or predictors, not both")
-        return tuple(policies)
+        # gains are over the full fixed length: it is there whether or not it was named
+        return tuple(policies) if "fixed" in policies else ("fixed", *policies)
     if predictors is not None:
         return ("fixed", *(f"av/{name}" for name in predictors))
     return POLICIES_BY_DEFAULT
