@@ -73,7 +73,7 @@ def as_names(names: str | Sequence[str] | None) -> list[str] | None:
 def unreadable_notes(log: DraftLog) -> list[Note]:
     """Return a note for each part of a log that could not be read."""
     return [
-        Note("unreadable", f"{problem.path}: {problem.message}; its rows are missing")
+        Note("unreadable", f"{problem.place}: {problem.message}; its rows are missing")
         for problem in log.problems
     ]
 

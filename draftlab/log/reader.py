@@ -51,6 +51,11 @@ class Problem:
     path: str
     message: str
 
+    @property
+    def place(self) -> str:
+        """Run, table and part: what a result may tell, unlike a folder of this machine."""
+        return "/".join(self.path.split("/")[-3:])
+
 
 @dataclass(frozen=True)
 class Run:

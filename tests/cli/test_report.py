@@ -58,6 +58,7 @@ def test_report_sets_two_logs_side_by_side(
     assert "leave out --trimmed" in wrong.err
 
 
+@pytest.mark.slow
 def test_report_refuses_a_live_log_that_was_not_trimmed(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
