@@ -29,6 +29,14 @@ class Commands(TyperGroup):
         """Return the commands in the order of `GROUPS`."""
         return [name for names in GROUPS.values() for name in names if name in self.commands]
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command whose repeatable options show what they take, not a Python type."""
+        command = super().get_command(ctx, cmd_name)
+        for param in command.params if command is not None else ():
+            if getattr(param, "multiple", False) and param.metavar is None:
+                param.metavar = str(param.name).upper()
+        return command
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's
         """Write each group with its commands."""
         for title, names in GROUPS.items():
