@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import draftlab
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 SURFACE = ("CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
