@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_items_come_in_order_from_another_process() -> None:
     with stream_process(_count, 3) as items:
         assert list(items) == [0, 1, 2]

@@ -49,6 +49,13 @@ MAKE: dict[str, Callable[[Path], Result]] = {
     "audit": lambda log: audit(log, predictors="logit_qmax"),
 }
 
+COMMANDS = [
+    pytest.param(name, marks=pytest.mark.slow)
+    if name in ("compare", "evaluate", "stability")
+    else name
+    for name in MAKE
+]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -67,7 +74,7 @@ def assert_same(found: Result, wanted: Result) -> None:
     )
 
 
-@pytest.mark.parametrize("command", MAKE)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_read_equals_what_was_written(command: str, run: Path, tmp_path: Path) -> None:
     made = MAKE[command](run)
     folder = made.write(tmp_path)
@@ -179,6 +186,7 @@ def test_a_key_follows_the_plugin_file(run: Path, tmp_path: Path) -> None:
     assert key_of(evaluate, run) != before
 
 
+@pytest.mark.slow
 def test_a_key_is_the_same_in_another_process(run: Path) -> None:
     code = (
         "import sys; from draftlab.results import key_of; from draftlab.studies.evaluate import "
@@ -192,7 +200,7 @@ def test_a_key_is_the_same_in_another_process(run: Path) -> None:
 # --- on a screen
 
 
-@pytest.mark.parametrize("command", MAKE)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_repr_fits_a_screen(command: str, run: Path) -> None:
     result = MAKE[command](run)
     lines = repr(result).splitlines()
@@ -212,6 +220,7 @@ def test_hostile_names_are_inert_in_a_notebook(run: Path) -> None:
     assert hostile not in replace(result, **tables)._repr_html_()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_by_name(run: Path) -> None:
     from matplotlib.figure import Figure
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from tests.cli.command import Outcome
 
 
+@pytest.mark.slow
 def test_evaluate_prints_a_table_and_writes_results(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
@@ -26,6 +28,7 @@ def test_evaluate_prints_a_table_and_writes_results(
     assert len(result["metrics"]) == metrics.height
 
 
+@pytest.mark.slow
 def test_stability_prints_and_writes(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:
@@ -46,6 +49,7 @@ def test_calibrate_writes_a_calibration(
     assert content["temperatures"] == content["sts_temperatures"]
 
 
+@pytest.mark.slow
 def test_compare_prints_and_writes_differences(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftlab import evaluate, open_log
 from draftlab.engine.collect import CollectSettings, Progress, collect
@@ -29,6 +28,9 @@ CHAT = (
 
 
 def make_checkpoint(path: Path, *, layers: int = 4, seed: int = 0, vocab: int | None = None) -> str:
+    # its models take seconds to import
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     special = ["</s>", "<u>", "<a>"]
     names = [*special, *CHARACTERS]
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "</s>"))

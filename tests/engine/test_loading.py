@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from draftlab.engine.loading import Checkpoint, find_checkpoint, load_model
 from draftlab.engine.model import Layer, Model
@@ -44,6 +43,9 @@ LLAMA3_CONFIG = {
 
 
 def make_folder(path: Path, kind: str) -> Any:
+    # its models take seconds to import
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(0)
     if kind == "qwen2":
         model: Any = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True))

@@ -44,6 +44,7 @@ def brute_auc(y: np.ndarray[Any, Any], score: np.ndarray[Any, Any]) -> float:
     return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(labelled())
 def test_auc_is_the_share_of_ordered_pairs(rows: Arrays) -> None:
@@ -96,6 +97,7 @@ def test_auc_ranks_infinite_scores() -> None:
     assert metrics.auc([1, 0, 1], [np.inf, -np.inf, 0.0]) == 1.0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(labelled(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_wins_of_a_row_are_its_pairs_within_its_group(
@@ -179,6 +181,7 @@ def brute_ece(y: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], n_bins: int) 
     return total
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(labelled(), st.integers(1, 25))
 def test_ece_equals_its_definition(rows: Arrays, n_bins: int) -> None:
@@ -305,6 +308,7 @@ def direct_smooth_ece(y: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], width
     return float(np.trapezoid(np.abs(kernel @ residual), t))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.02, 0.1, 0.5])
 def test_smooth_ece_equals_its_definition(width: float) -> None:
     y, logit = random_rows(500)

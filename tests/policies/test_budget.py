@@ -77,6 +77,7 @@ def test_allocation_is_the_stable_order(batch: Any, budget: int) -> None:
     assert lengths.sum() == min(budget, survivals.size)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(batches(), st.integers(0, 8))
 def test_more_budget_never_admits_less(batch: Any, budget: int) -> None:
@@ -84,6 +85,7 @@ def test_more_budget_never_admits_less(batch: Any, budget: int) -> None:
     assert (allocate(survivals, budget + 1) >= allocate(survivals, budget)).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(batches(), st.integers(0, 5))
 def test_a_cap_holds_and_min_gain_keeps_everything(batch: Any, cap: int) -> None:
@@ -95,6 +97,7 @@ def test_a_cap_holds_and_min_gain_keeps_everything(batch: Any, cap: int) -> None
     assert kept == flat.size
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(batches())
 def test_early_stop_is_the_first_local_best(batch: Any) -> None:

@@ -144,6 +144,7 @@ def slow(run: Path, coefficients: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(out)
 
 
+@pytest.mark.slow
 def test_the_fast_version_equals_the_slow_one(tmp_path: Path) -> None:
     run = synth_log(tmp_path, num_requests=20)
     found = evaluate(run, in_sample=True)

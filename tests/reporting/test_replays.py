@@ -108,6 +108,7 @@ def test_drift_figures_hold_the_windows_of_the_scenario(drifted: Drift) -> None:
     assert table["overshoot"].any()
 
 
+@pytest.mark.slow
 def test_drift_figures_are_deterministic_and_described(drifted: Drift) -> None:
     for drawing in DRIFT_DRAWINGS:
         texts = []

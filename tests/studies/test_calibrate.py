@@ -221,6 +221,7 @@ def test_sts_meets_survival_labels_on_other_prompts(found: Calibration) -> None:
     assert (sts["ece_after"] <= sts["ece_before"]).all()
 
 
+@pytest.mark.slow
 def test_the_file_loads_under_each_engines_keys(run: Path, tmp_path: Path) -> None:
     folder = calibrate(run, out=tmp_path).write(tmp_path)
     content = json.loads((folder / "calibration.json").read_text())

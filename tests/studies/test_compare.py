@@ -63,6 +63,7 @@ def test_numbers_are_those_of_the_evaluation(small_run: Path, itself: Comparison
         np.testing.assert_allclose(own["a"], other[metric], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_paired_interval_is_that_of_differences_by_prompt(tmp_path: Path) -> None:
     """Acceptance length: a ratio of sums a side, so brute force over prompts is short."""
     a = make(tmp_path / "a", [0.3, 0.5, 0.7, 0.9] * 3, seed=1)
@@ -93,6 +94,7 @@ def test_the_paired_interval_is_that_of_differences_by_prompt(tmp_path: Path) ->
     assert row["paired"]
 
 
+@pytest.mark.slow
 def test_a_rate_is_never_ranked_across_k(tmp_path: Path) -> None:
     """At the same acceptance, the rate falls as K rises."""
     a = make(tmp_path / "a", [0.6] * 8, K=4)
@@ -130,6 +132,7 @@ def test_what_differs_is_said_first(tmp_path: Path) -> None:
     assert length["distinguishable"]
 
 
+@pytest.mark.slow
 def test_other_prompts_are_not_paired(tmp_path: Path) -> None:
     a = synth_log(tmp_path / "a", num_requests=30, datasets={"one": 0.0})
     b = synth_log(tmp_path / "b", num_requests=30, datasets={"two": 0.0})

@@ -407,6 +407,7 @@ def test_two_runs_of_one_prompt_share_its_fold(tmp_path: Path) -> None:
     assert only(result, "constant")["n_prompts"] == 80  # (run, group)
 
 
+@pytest.mark.slow
 def test_a_position_in_one_fold_only_is_left_out_loudly(tmp_path: Path) -> None:
     def cut(rows: pl.DataFrame) -> pl.DataFrame:
         deep = (pl.col("position") == 4) & (pl.col("request") != 3)
@@ -460,6 +461,7 @@ def test_different_lengths_are_never_pooled(tmp_path: Path) -> None:
     assert [cell["num_speculative_tokens"] for cell in result.settings["cells"]] == [4, 2]
 
 
+@pytest.mark.slow
 def test_copies_of_tensor_parallel_ranks_are_refused(tmp_path: Path) -> None:
     for rank in range(2):
         fresh(tmp_path, run=f"rank{rank}")
@@ -499,6 +501,7 @@ def test_pooling_runs_that_differ_in_k_only_is_said(tmp_path: Path) -> None:
     assert "num_speculative_tokens differ between the rows" in said
 
 
+@pytest.mark.slow
 def test_temperature_0_makes_a_greedy_cell(tmp_path: Path) -> None:
     cold = pl.col("request") % 2 == 0
     run = edit(

@@ -54,6 +54,7 @@ def test_the_papers_example_of_lossy_trimming() -> None:
     assert total_variation(out, p) == Fraction(15, 100)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(distributions(4), distributions(4), st.booleans())
 def test_a_rule_that_does_not_read_the_draw_keeps_p(p: Any, q: Any, admit: bool) -> None:
@@ -140,6 +141,7 @@ def tied(p: Any, q: Any, x: Any) -> list[Any]:
     return products([Fraction(1, 2), Fraction(1) if x[0] == 0 else Fraction(1, 2)])
 
 
+@pytest.mark.slow
 def test_ties_leak_under_an_unstable_top_k_only() -> None:
     assert set(errors(tied, merge(1))) == {ZERO}
     assert max(errors(tied, merge(1, prefer_later=True))) > Fraction(1, 100)

@@ -139,6 +139,7 @@ def foreign_cost(log: DraftLog, before: str, after: str) -> float:
     return float(losses[0] - losses[1])
 
 
+@pytest.mark.slow
 def test_the_default_scenario_is_the_change_that_costs_most_and_back(tmp_path: Path) -> None:
     datasets = {"easy": 1.0, "plain": 0.2, "hard": -0.4}
     run = synth_log(tmp_path, num_requests=600, datasets=datasets)

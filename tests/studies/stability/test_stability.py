@@ -153,6 +153,7 @@ def test_shares_of_the_achievable(found: Stability) -> None:
 # --- acceptance length and the second rank
 
 
+@pytest.mark.slow
 def test_the_acceptance_rate_falls_with_k_and_the_length_does_not(
     tmp_path: Path,
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_shift_is_found_where_it_is() -> None:
     assert table["n_early"].to_list() == [1200, 600, 600]
 
 
+@pytest.mark.slow
 def test_without_a_shift_little_is_found() -> None:
     rng = np.random.default_rng(1)
     p_values = np.array([drifting(rng, 0.0)["p_value"].to_numpy() for _ in range(300)])
