@@ -21,6 +21,7 @@ from draftlab.cli.options import (
     SlopePerPosition,
     Strict,
     Trimmed,
+    Where,
     exit_on_loss,
     new_console,
     print_json,
@@ -37,6 +38,7 @@ app = typer.Typer()
 def evaluate(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -69,6 +71,7 @@ def evaluate(
             pool=pool,
             plugin=plugin,
             compare="all" if compare_all else "adopted",
+            where=where,
             out=out,
         )
     if json_out:
@@ -84,6 +87,7 @@ def evaluate(
 def stability(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     folds: Folds = 5,
     blocks: Annotated[
         int, typer.Option(help="Blocks of steps whose refits show the spread of coefficients.")
@@ -110,6 +114,7 @@ def stability(
             allow_trimmed=allow_trimmed,
             pool=pool,
             plugin=plugin,
+            where=where,
             out=out,
         )
     if json_out:
@@ -123,6 +128,7 @@ def stability(
 def calibrate(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     source: Annotated[
         list[str] | None,
         typer.Option(help="What to calibrate: qmax or confidence. Repeatable. [default: both]"),
@@ -149,6 +155,7 @@ def calibrate(
             methods=method,
             n_bins=n_bins,
             allow_trimmed=allow_trimmed,
+            where=where,
             out=out,
         )
     if json_out:
@@ -170,6 +177,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="First log or run.")],
     b: Annotated[str, typer.Argument(help="Second log or run.")],
     out: Out = None,
+    where: Where = None,
     allow_trimmed: Annotated[
         bool,
         typer.Option(
@@ -187,7 +195,7 @@ def compare(
 
     logs = [open_log(path, strict=strict) for path in (a, b)]
     with working("comparing", quiet=quiet):
-        result = run(*logs, allow_trimmed=allow_trimmed, out=out)
+        result = run(*logs, allow_trimmed=allow_trimmed, where=where, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:

@@ -12,6 +12,7 @@ from draftlab.cli.options import (
     Out,
     Quiet,
     Strict,
+    Where,
     exit_on_loss,
     new_console,
     print_json,
@@ -56,6 +57,7 @@ Snapshot = Annotated[
 def replay(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     estimator: Estimators = None,
     feature: Feature = "logit_qmax",
     refit_interval: RefitInterval = 100,
@@ -98,6 +100,7 @@ def replay(
             window=window,
             offline=offline,
             snapshot=snapshot,
+            where=where,
             out=out,
         )
     if json_out:
@@ -121,6 +124,7 @@ def sweep(
         ),
     ],
     out: Out = None,
+    where: Where = None,
     estimator: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +170,7 @@ def sweep(
             all_rows=all_rows,
             window=window,
             snapshot=snapshot,
+            where=where,
             out=out,
         )
     if out is not None:
@@ -187,6 +192,7 @@ def sweep(
 def drift(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     scenario: Annotated[
         str,
         typer.Option(
@@ -236,6 +242,7 @@ def drift(
             float32=float32,
             all_rows=all_rows,
             window=window,
+            where=where,
             out=out,
         )
     if json_out:

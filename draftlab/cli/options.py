@@ -60,6 +60,13 @@ Out = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Look at a part of the log: SQL over columns of requests and steps, the step's time "
+        "and keys of run.json, as in \"temperature = 0 and time >= '2026-11-29T18'\"."
+    ),
+]
 Trimmed = Annotated[
     bool,
     typer.Option(

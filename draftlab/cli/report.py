@@ -17,6 +17,7 @@ from draftlab.cli.options import (
     SlopePerPosition,
     Strict,
     Trimmed,
+    Where,
     check_folder,
     exit_on_loss,
     say,
@@ -64,6 +65,7 @@ def report(
             "--cost", "-c", help="Cost table: 'log', HARDWARE/MODEL, or a file of `profile`."
         ),
     ] = None,
+    where: Where = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -106,6 +108,7 @@ def report(
             compare=opened(compare) if compare else None,
             trimmed=trimmed,
             cost=cost,
+            where=where,
             predictors=predictor,
             in_sample=in_sample,
             folds=folds,

@@ -93,6 +93,7 @@ def calibrate(
     methods: str | Sequence[str] | None = None,
     n_bins: int = NUM_BINS,
     allow_trimmed: bool = False,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Calibration:
     """Fit calibrators of a drafter's own probabilities on half the prompts, grade on the others.
@@ -113,6 +114,8 @@ def calibrate(
     allow_trimmed : bool
         Fit on a log that was trimmed live all the same: biased, its rows were chosen by the
         probabilities that are calibrated.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -133,7 +136,7 @@ def calibrate(
     """
     sources, methods = as_names(sources), as_names(methods) or list(CALIBRATORS)
     _check(sources, methods, n_bins)
-    opened = open_any(log)
+    opened = open_any(log, where)
     cells = read_cells(opened, sorted({c for s in SOURCES for c in PREDICTORS[s].columns}))
     if len(cells) != 1:
         found = "; ".join(f"{cell.run} ({cell.pair}, {cell.drafting})" for cell in cells)

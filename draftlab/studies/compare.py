@@ -109,6 +109,7 @@ def compare(
     b: DraftLog | str | Path | Sequence[str | Path],
     *,
     allow_trimmed: bool = True,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
     """Compare two logs of one cell each: predictors, acceptance lengths, conditional acceptance.
@@ -120,6 +121,8 @@ def compare(
         ``setup`` then says.
     allow_trimmed : bool
         Take logs of adaptive verification, with a warning in ``setup``.
+    where : str, optional
+        Part of each log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -132,7 +135,7 @@ def compare(
     InputError
         A log with several cells, or one that cannot be evaluated.
     """
-    logs = [open_any(a), open_any(b)]
+    logs = [open_any(a, where), open_any(b, where)]
     evaluations = [
         evaluate(log, keep_predictions=True, allow_trimmed=allow_trimmed) for log in logs
     ]

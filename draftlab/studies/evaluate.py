@@ -166,6 +166,7 @@ def evaluate(
     keep_predictions: bool = False,
     compare: Compare = "adopted",
     plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Evaluation:
     """Refit every predictor of conditional acceptance and grade it on held-out rows.
@@ -203,6 +204,8 @@ def evaluate(
         every pair.
     plugin : Plugin, path or paths, optional
         A user's features, predictors and metrics: Python files, or what `load_plugins` gives.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -239,7 +242,7 @@ def evaluate(
         plugin=added,
     )
     _check(options)
-    opened = open_any(log)
+    opened = open_any(log, where)
     columns = sorted({column for predictor in asked for column in predictor.columns})
     cells = read_cells(opened, columns, pool=pool)
     refuse_trimmed(cells, asked, allow_trimmed)

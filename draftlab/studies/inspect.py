@@ -66,6 +66,7 @@ def inspect(
     Parameters
     ----------
     log : path, paths or DraftLog
+        Of a part of a log (`DraftLog.narrow`) the whole is inspected.
     out : path, optional
         Write the result there.
 
@@ -82,7 +83,7 @@ def inspect(
     >>> inspect(run).workloads["requests"].sum()
     20
     """
-    opened = open_any(log)
+    opened = open_any(log).whole
     sampling = opened.requests.select(_SAMPLING).unique().sort(_SAMPLING).collect()
     findings = [asdict(finding) for finding in run_checks(opened)]
     return Inspection(

@@ -29,6 +29,8 @@ _POSITIONS_PRINTED = 9
 
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Print every cell of an evaluation as text of at most 100 columns."""
+    if where := evaluation.settings.get("where"):
+        _print(console, f"part of the log: {where}")
     for cell in cells(evaluation):
         for line in (*describe(evaluation, cell), calibration_line(evaluation, cell)):
             _print(console, line)

@@ -131,6 +131,7 @@ def drift(
     *,
     repeat: int = 1,
     proposals_per_step: int = 64,
+    where: str | None = None,
     out: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Drift:
@@ -149,6 +150,8 @@ def drift(
         How often the scenario is run through.
     proposals_per_step : int
         Requests in a step.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
     **options
@@ -162,7 +165,7 @@ def drift(
     """
     options = {"window": 10, **options, "offline": True}
     chosen = make_settings(**options)
-    opened = open_any(log)
+    opened = open_any(log, where)
     run = opened.runs[0]
     segments = _segments(opened, scenario, repeat, 5 * chosen.constants.refit_interval)
     frame, passes = build_scenario(run, segments, features_of(chosen), proposals_per_step)

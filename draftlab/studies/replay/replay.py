@@ -120,6 +120,7 @@ def replay(
     window: int = WINDOW,
     offline: bool = True,
     snapshot: bool = True,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Replay:
     """Run online estimators over a log, in order of the verdicts, one of each per run.
@@ -155,6 +156,8 @@ def replay(
         Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory.
     snapshot : bool
         Begin from the start state in run.json, where there is one.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -193,7 +196,7 @@ def replay(
         offline=offline,
         snapshot=snapshot,
     )
-    return replay_runs(open_any(log), settings)
+    return replay_runs(open_any(log, where), settings)
 
 
 def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:

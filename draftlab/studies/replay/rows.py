@@ -84,7 +84,7 @@ def open_source(run: Run, features: Sequence[str], *, window: int, float32: bool
 def _bounds(run: Run, table: str, column: str) -> tuple[int | None, int | None]:
     """Return the least and the largest value of a column, from the footers where they say."""
     parts = [_footer(path, column) for path in run.parts[table]]
-    if any(part is None for part in parts):
+    if run.where is not None or any(part is None for part in parts):
         low, high = pl.col(column).min().alias("low"), pl.col(column).max().alias("high")
         found: tuple[int | None, int | None] = run.scan(table).select(low, high).collect().row(0)
         return found
@@ -168,7 +168,7 @@ def _first_verdict(path: str) -> float:
 
 
 def _read_part(path: str, source: Source) -> pl.DataFrame:
-    scan = pl.scan_parquet(path)
+    scan = source.run.scan_part(path)
     present = scan.collect_schema().names()
     columns = ["step", "verify_step", "position", "accepted", "excluded"]
     columns += [name for name in source.features if name != SMOOTHED]
@@ -184,7 +184,7 @@ def _read_part(path: str, source: Source) -> pl.DataFrame:
         due = pl.coalesce("verify_step", pl.col("step") + 1)
         return scan.select(columns).with_columns(verify_step=due).collect()
     labelled = pl.col("accepted").is_not_null() & pl.col("verify_step").is_not_null()
-    if "://" in path:
+    if "://" in path or source.run.where is not None:
         return scan.filter(labelled).select(columns).collect()
     # Twice as fast as polars on one core, where it decodes before it filters.
     table = pq.ParquetFile(path).read(columns, use_threads=False)

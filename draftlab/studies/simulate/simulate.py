@@ -133,6 +133,7 @@ def simulate(
     by_dataset: bool = True,
     regret: bool = True,
     seed: int = 0,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Simulation:
     """Run budget policies over logged proposals with a cost table.
@@ -161,6 +162,8 @@ def simulate(
         Also split what is lost to the oracle into ranking and calibration; about half the time.
     seed : int
         Of the batches. All policies meet the same ones.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -184,7 +187,7 @@ def simulate(
     >>> bool(best["gain"][0] > 0.02)
     True
     """
-    opened = open_any(log)
+    opened = open_any(log, where)
     if cost is None:
         costs, of_costs = default_costs(opened, concurrencies)
     else:
