@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import itertools
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,8 +59,8 @@ PARTS: dict[str, tuple[str, Callable[[Row, Row], bool]]] = {
         "num_requests > 7 and time >= '2026-11-29T18:00:10'",
         lambda _, step: (
             step["num_requests"] > 7
-            and datetime.datetime.fromtimestamp(step["unix_ms"] // 1000, datetime.UTC)
-            >= datetime.datetime(2026, 11, 29, 18, 0, 10, tzinfo=datetime.UTC)
+            and dt.datetime.fromtimestamp(step["unix_ms"] // 1000, dt.UTC)
+            >= dt.datetime(2026, 11, 29, 18, 0, 10, tzinfo=dt.UTC)
         ),
     ),
     "both": (
@@ -100,7 +102,7 @@ def _split(folder: Path, count: int) -> None:
     for path in folder.glob("*.parquet"):
         path.unlink()
     edges = np.linspace(0, len(rows), count + 1).astype(int)
-    for number, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for number, (low, high) in enumerate(itertools.pairwise(edges)):
         pq.write_table(rows.slice(low, high - low), folder / f"part-{number:05}.parquet")
 
 
@@ -125,7 +127,7 @@ def copy_part(log: Path, to: Path, wanted: Callable[[Row, Row], bool], kind: str
         rewrite(
             path,
             (lambda r: wanted(r, {})) if kind == "requests" else lambda r: r["request"] in left,
-        )  # noqa: E501
+        )
     if kind == "steps":
         for path in (run / "steps").glob("*.parquet"):
             rewrite(path, lambda row: wanted({}, row))
@@ -264,31 +266,18 @@ def test_a_report_of_a_part_says_so_and_is_reused_in_a_second_process(
     assert not lines
     content = json.loads((tmp_path / "a" / "report.json").read_text())
     assert ["Part of the log", where] in content["facts"]
-    assert any(
-        f"--where {where!r}".replace('"', "'") in c.replace("'\"'\"'", "'")
-        for c in content["commands"]
-    )  # noqa: E501
-    command = [
-        sys.executable,
-        "-m",
-        "draftlab",
-        "report",
-        log,
-        "--out",
-        tmp_path / "a",
-        "--no-pdf",
-        "--where",
-        where,
-    ]  # noqa: E501
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shlex.join(["--where", where]) in content["commands"][-1]
+    options = ["--out", str(tmp_path / "a"), "--no-pdf", "--where"]
+    command = [sys.executable, "-m", "draftlab", "report", str(log), *options]
+    again = subprocess.run([*command, where], capture_output=True, text=True, check=True)
     assert "reused" in again.stdout
     assert "evaluate" in again.stdout
     other = subprocess.run(
-        [*command[:-1], "dataset = 'easy' or dataset = 'hard'"],
+        [*command, "dataset = 'easy' or dataset = 'hard'"],
         capture_output=True,
         text=True,
         check=True,
-    )  # noqa: E501
+    )
     assert "evaluate" not in other.stdout
 
 
