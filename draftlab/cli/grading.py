@@ -131,7 +131,9 @@ def calibrate(
     where: Where = None,
     source: Annotated[
         list[str] | None,
-        typer.Option(help="What to calibrate: qmax or confidence. Repeatable. [default: both]"),
+        typer.Option(
+            help="What to calibrate: qmax, confidence, or of a plugin. Repeatable. [default: all]"
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -139,6 +141,7 @@ def calibrate(
     ] = None,
     n_bins: Bins = 15,
     allow_trimmed: Trimmed = False,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -155,6 +158,7 @@ def calibrate(
             methods=method,
             n_bins=n_bins,
             allow_trimmed=allow_trimmed,
+            plugin=plugin,
             where=where,
             out=out,
         )
@@ -185,6 +189,7 @@ def compare(
             help="Accept logs collected under adaptive verification, with a warning.",
         ),
     ] = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -195,7 +200,7 @@ def compare(
 
     logs = [open_log(path, strict=strict) for path in (a, b)]
     with working("comparing", quiet=quiet):
-        result = run(*logs, allow_trimmed=allow_trimmed, where=where, out=out)
+        result = run(*logs, allow_trimmed=allow_trimmed, plugin=plugin, where=where, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:

@@ -10,6 +10,7 @@ from draftlab.cli.options import (
     Json,
     Logs,
     Out,
+    Plugins,
     Quiet,
     Strict,
     Where,
@@ -27,7 +28,9 @@ Estimators = Annotated[
     list[str] | None,
     typer.Option("--estimator", "-e", help="Estimator by name. Repeatable. [default: five]"),
 ]
-Feature = Annotated[str, typer.Option(help="Column that the estimators read.")]
+Feature = Annotated[
+    str, typer.Option(help="Column, or feature of a plugin, that the estimators read.")
+]
 RefitInterval = Annotated[int, typer.Option(help="Engine steps between refits.")]
 Damping = Annotated[float, typer.Option(help="Shrinks each refit step by n / (n + damping).")]
 Ridge = Annotated[float, typer.Option(help="Ridge added to the Hessian only.")]
@@ -74,6 +77,7 @@ def replay(
         bool, typer.Option("--offline/--no-offline", help="Compare with the offline fit.")
     ] = True,
     snapshot: Snapshot = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -100,6 +104,7 @@ def replay(
             window=window,
             offline=offline,
             snapshot=snapshot,
+            plugin=plugin,
             where=where,
             out=out,
         )
@@ -142,6 +147,7 @@ def sweep(
     all_rows: AllRows = None,
     window: Window = 100,
     snapshot: Snapshot = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -170,6 +176,7 @@ def sweep(
             all_rows=all_rows,
             window=window,
             snapshot=snapshot,
+            plugin=plugin,
             where=where,
             out=out,
         )
@@ -215,6 +222,7 @@ def drift(
     float32: Float32 = False,
     all_rows: AllRows = None,
     window: Window = 10,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -242,6 +250,7 @@ def drift(
             float32=float32,
             all_rows=all_rows,
             window=window,
+            plugin=plugin,
             where=where,
             out=out,
         )

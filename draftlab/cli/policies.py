@@ -68,6 +68,7 @@ def simulate(
         ),
     ] = True,
     seed: Seed = 0,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -89,6 +90,7 @@ def simulate(
             by_dataset=by_dataset,
             regret=regret,
             seed=seed,
+            plugin=plugin,
             where=where,
             out=out,
         )

@@ -13,9 +13,11 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.log.files import shown_path
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import auc_influence, divide, half_width, row_pairs, sum_by
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.results import Note, Result, study, tidy
 from draftlab.schema import REQUESTS
 from draftlab.studies.evaluate import Evaluation, evaluate
@@ -109,6 +111,7 @@ def compare(
     b: DraftLog | str | Path | Sequence[str | Path],
     *,
     allow_trimmed: bool = True,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
     where: str | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
@@ -121,6 +124,8 @@ def compare(
         ``setup`` then says.
     allow_trimmed : bool
         Take logs of adaptive verification, with a warning in ``setup``.
+    plugin : Plugin, path or paths, optional
+        A user's features and predictors, graded on both logs, as in `evaluate`.
     where : str, optional
         Part of each log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
@@ -136,8 +141,10 @@ def compare(
         A log with several cells, or one that cannot be evaluated.
     """
     logs = [open_any(a, where), open_any(b, where)]
+    added = as_plugin(plugin)
     evaluations = [
-        evaluate(log, keep_predictions=True, allow_trimmed=allow_trimmed) for log in logs
+        evaluate(log, keep_predictions=True, allow_trimmed=allow_trimmed, plugin=added)
+        for log in logs
     ]
     for name, evaluation in zip("ab", evaluations, strict=True):
         _refuse_several(name, evaluation)
@@ -152,7 +159,11 @@ def compare(
         predictors=_compare_predictors(_cut(first, K), _cut(second, K), len(prompts)),
         acceptance=_compare_acceptance(first, second, len(prompts), same_k=same_k),
         notes=_notes(evaluations),
-        settings={"paired_share": PAIRED_SHARE, "folds": evaluations[0].settings["folds"]},
+        settings={
+            "paired_share": PAIRED_SHARE,
+            "folds": evaluations[0].settings["folds"],
+            "plugins": [shown_path(path) for path in added.paths],
+        },
         provenance={},
     )
 

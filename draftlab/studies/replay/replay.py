@@ -9,11 +9,15 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.online.estimator import OVERSHOOT
 from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER, OWN_CONSTANTS
+from draftlab.online.smoothing import SMOOTHED
 from draftlab.online.vllm import Constants, from_snapshot
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.results import Note, Result, as_names, study, tidy, unreadable_notes
+from draftlab.schema import DRAFTS
 from draftlab.studies.replay.disagreement import compare, describe
 from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, KeptRows
 from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batches
@@ -21,6 +25,8 @@ from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from draftlab.features import Feature
 
 SHIPPED = Constants()
 """What vLLM ships."""
@@ -81,6 +87,10 @@ class ReplaySettings:
     window: int = WINDOW
     own: Mapping[str, float] = field(default_factory=dict)
     """Constants that only some rivals have: decay, max_step."""
+    derived: Mapping[str, Feature] = field(default_factory=dict)
+    """Features of a plugin, which the log has no column of."""
+    plugins: tuple[str, ...] = ()
+    """Files that they come from."""
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -100,6 +110,7 @@ class ReplayOptions(TypedDict, total=False):
     window: int
     offline: bool
     snapshot: bool
+    plugin: Plugin | str | Path | Sequence[str | Path] | None
 
 
 @study
@@ -120,6 +131,7 @@ def replay(
     window: int = WINDOW,
     offline: bool = True,
     snapshot: bool = True,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
     where: str | None = None,
     out: str | Path | None = None,
 ) -> Replay:
@@ -132,7 +144,7 @@ def replay(
     estimators : str or sequence of str, optional
         Names in `ESTIMATORS`; vLLM's rule and its common rivals unless told.
     feature : str
-        Column that the estimators read, one of `REPLAYABLE`.
+        Column that the estimators read, one of `REPLAYABLE`, or a feature of a plugin.
     refit_interval : int
         Engine steps between refits.
     damping : float
@@ -156,6 +168,8 @@ def replay(
         Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory.
     snapshot : bool
         Begin from the start state in run.json, where there is one.
+    plugin : Plugin, path or paths, optional
+        A user's features, as in `evaluate`.
     where : str, optional
         Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
@@ -195,6 +209,7 @@ def replay(
         window=window,
         offline=offline,
         snapshot=snapshot,
+        plugin=plugin,
     )
     return replay_runs(open_any(log, where), settings)
 
@@ -206,10 +221,13 @@ def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
     constants = {name: given.pop(name) for name in names if name in given}
     own = {name: given.pop(name, None) for name in OWN_CONSTANTS}
     estimators = as_names(given.pop("estimators", None)) or DEFAULT_ESTIMATORS
+    added = as_plugin(given.pop("plugin", None))
     settings = ReplaySettings(
         estimators=tuple(estimators),
         constants=Constants(**constants),
         own={name: value for name, value in own.items() if value is not None},
+        derived=added.features,
+        plugins=added.paths,
         **given,
     )
     check_settings(settings)
@@ -222,13 +240,20 @@ def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
     columns = features_of(settings)
     parts = [
         replay_source(
-            open_source(run, columns, window=settings.window, float32=settings.float32), settings
+            open_source(
+                run,
+                columns,
+                window=settings.window,
+                float32=settings.float32,
+                derived=settings.derived,
+            ),
+            settings,
         )
         for run in log.runs
     ]
     coefficients = pl.concat([part.coefficients for part in parts])
     features = {name: feature_of(name, settings) for name in settings.estimators}
-    disagreement = compare(log, coefficients, features)
+    disagreement = compare(log, coefficients, features, settings.derived)
     return Replay(
         coefficients=coefficients,
         metrics=pl.concat([part.metrics for part in parts]),
@@ -249,8 +274,7 @@ def check_settings(settings: ReplaySettings) -> None:
     for name in settings.estimators:
         if name not in ESTIMATORS:
             raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
-    if settings.feature not in REPLAYABLE:
-        raise InputError(f"unknown feature {settings.feature!r}; known: {', '.join(REPLAYABLE)}")
+    _check_feature(settings)
     if settings.constants.refit_interval < 1:
         raise InputError(f"refit_interval must be >= 1, got {settings.constants.refit_interval}")
     if settings.window < 1:
@@ -260,6 +284,25 @@ def check_settings(settings: ReplaySettings) -> None:
             raise InputError(f"{name} must be >= 0, got {getattr(settings.constants, name)}")
     for name, value in settings.own.items():
         _check_own(name, value, settings.estimators)
+
+
+def _check_feature(settings: ReplaySettings) -> None:
+    """Raise InputError for a feature that the log has no column of, nor a plugin."""
+    columns = {column.name for column in DRAFTS} | {SMOOTHED}
+    if taken := sorted(columns & set(settings.derived)):
+        raise InputError(
+            f"{', '.join(settings.plugins)}: {taken[0]!r} is a column that estimators may read "
+            "already; choose another name"
+        )
+    known = (*REPLAYABLE, *settings.derived)
+    if settings.feature not in known:
+        raise InputError(f"unknown feature {settings.feature!r}; known: {', '.join(known)}")
+    if settings.plugins and settings.feature not in settings.derived:
+        listed = ", ".join(settings.derived) or "none"
+        raise InputError(
+            f"{', '.join(settings.plugins)}: estimators read one feature, {settings.feature}; name "
+            f"one of the plugin's (--feature): {listed}"
+        )
 
 
 def _check_own(name: str, value: float, estimators: Sequence[str]) -> None:
@@ -461,5 +504,6 @@ def describe_settings(settings: ReplaySettings) -> dict[str, Any]:
         "all_rows": settings.all_rows,
         "window": settings.window,
         "snapshot": settings.snapshot,
+        "plugins": [shown_path(path) for path in settings.plugins],
         **settings.own,
     }
