@@ -8,6 +8,7 @@ import typer
 
 from draftlab.cli.options import (
     Bins,
+    By,
     Folds,
     InSample,
     Json,
@@ -39,6 +40,7 @@ def evaluate(
     log: Logs,
     out: Out = None,
     where: Where = None,
+    by: By = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -71,6 +73,7 @@ def evaluate(
             pool=pool,
             plugin=plugin,
             compare="all" if compare_all else "adopted",
+            by=by,
             where=where,
             out=out,
         )
@@ -129,6 +132,7 @@ def calibrate(
     log: Logs,
     out: Out = None,
     where: Where = None,
+    by: By = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,6 +163,7 @@ def calibrate(
             n_bins=n_bins,
             allow_trimmed=allow_trimmed,
             plugin=plugin,
+            by=by,
             where=where,
             out=out,
         )
@@ -169,8 +174,12 @@ def calibrate(
 
         from draftlab.reporting.console.text import print_table
 
-        pooled = result.metrics.filter(pl.col("position").is_null())
-        columns = ("source", "view", "method", "per_position", "n", "auc", "log_loss", "ece")
+        pooled = result.metrics.filter(pl.col("position").is_null()).with_columns(
+            pl.col("by").fill_null("all")
+        )
+        columns = ["source", "view", "method", "per_position", "n", "auc", "log_loss", "ece"]
+        if by is not None:
+            columns.insert(4, "by")
         print_table(pooled.select(columns), new_console())
         _print_tables(result, ("temperatures",))
     exit_on_loss(opened)
@@ -182,6 +191,7 @@ def compare(
     b: Annotated[str, typer.Argument(help="Second log or run.")],
     out: Out = None,
     where: Where = None,
+    by: By = None,
     allow_trimmed: Annotated[
         bool,
         typer.Option(
@@ -200,7 +210,7 @@ def compare(
 
     logs = [open_log(path, strict=strict) for path in (a, b)]
     with working("comparing", quiet=quiet):
-        result = run(*logs, allow_trimmed=allow_trimmed, plugin=plugin, where=where, out=out)
+        result = run(*logs, allow_trimmed=allow_trimmed, plugin=plugin, by=by, where=where, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from draftlab.cli.options import (
+    By,
     Json,
     Logs,
     Out,
@@ -61,6 +62,7 @@ def replay(
     log: Logs,
     out: Out = None,
     where: Where = None,
+    by: By = None,
     estimator: Estimators = None,
     feature: Feature = "logit_qmax",
     refit_interval: RefitInterval = 100,
@@ -105,6 +107,7 @@ def replay(
             offline=offline,
             snapshot=snapshot,
             plugin=plugin,
+            by=by,
             where=where,
             out=out,
         )

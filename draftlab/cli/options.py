@@ -67,6 +67,13 @@ Where = Annotated[
         "and keys of run.json, as in \"temperature = 0 and time >= '2026-11-29T18'\"."
     ),
 ]
+By = Annotated[
+    str | None,
+    typer.Option(
+        help="Also grade by a column of requests, steps or the run: temperature, time, or "
+        "prompt_tokens:100,500 with edges."
+    ),
+]
 Trimmed = Annotated[
     bool,
     typer.Option(

@@ -9,6 +9,7 @@ import typer
 
 from draftlab.cli.options import (
     Bins,
+    By,
     Folds,
     InSample,
     Plugins,
@@ -66,6 +67,7 @@ def report(
         ),
     ] = None,
     where: Where = None,
+    by: By = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -109,6 +111,7 @@ def report(
             trimmed=trimmed,
             cost=cost,
             where=where,
+            by=by,
             predictors=predictor,
             in_sample=in_sample,
             folds=folds,

@@ -121,13 +121,16 @@ def known_names(runs: Iterable[Run]) -> dict[str, list[str]]:
     }
 
 
-def name_columns(names: Iterable[str], runs: Sequence[Run], what: str) -> dict[str, list[str]]:
+def name_columns(
+    names: Iterable[str], runs: Sequence[Run], what: str, hint: str = ""
+) -> dict[str, list[str]]:
     """Return names by where they stand.
 
     Raises
     ------
     InputError
-        A name that no table has, or one of a column of drafts; ``what`` begins the sentence.
+        A name that no table has, or one of a column of drafts; ``what`` begins the sentence, a
+        ``hint`` follows an unknown name.
     """
     known = known_names(runs)
     found: dict[str, list[str]] = {place: [] for place in known}
@@ -139,10 +142,10 @@ def name_columns(names: Iterable[str], runs: Sequence[Run], what: str) -> dict[s
         listed = "; ".join(f"{place}: {', '.join(there)}" for place, there in known.items())
         if name in _DRAFTS:
             raise InputError(
-                f"{what}: {name} is a column of drafts, and a part chosen by it would be biased; "
-                f"known: {listed}"
+                f"{what}: {name} is a column of drafts, and rows chosen by it would be a biased "
+                f"sample; known: {listed}"
             )
-        raise InputError(f"{what}: unknown column {name!r} (text stands in single quotes); "
+        raise InputError(f"{what}: unknown column {name!r}{hint}; "
                          f"known: {listed}")  # fmt: skip
     return found
 
@@ -168,7 +171,7 @@ def parse_where(text: str, runs: Sequence[Run]) -> Where:
         expr = pl.sql_expr(quoted)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{what}: does not parse as SQL: {_first_line(error)}") from error
-    places = name_columns(expr.meta.root_names(), runs, what)
+    places = name_columns(expr.meta.root_names(), runs, what, " (text stands in single quotes)")
     if not any(places.values()):
         raise InputError(f"{what}: reads no column of requests, steps or the run")
     where = Where(text, expr, *(tuple(names) for names in places.values()))

@@ -47,6 +47,7 @@ def report(
     trimmed: str | Path | None = None,
     cost: Cost | None = None,
     where: str | None = None,
+    by: str | None = None,
     predictors: str | Sequence[str] | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
@@ -79,7 +80,7 @@ def report(
     where : str, optional
         Part of the log, and of the second one, as in `DraftLog.narrow`. What describes the log
         itself, its runs and checks, stays that of the whole.
-    predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
+    by, predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
         As in `evaluate`.
     results : sequence of Result, optional
         Results of this log to show instead of those that would be made.
@@ -110,6 +111,7 @@ def report(
         slope_per_position,
         allow_trimmed,
         None if plugin is None else as_plugin(plugin),
+        by,
     )
     if compare is not None:
         _refuse_beside_compare(options, trimmed=trimmed, cost=cost, results=results or None)

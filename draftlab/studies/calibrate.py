@@ -11,6 +11,7 @@ import polars as pl
 
 from draftlab import metrics
 from draftlab.errors import InputError
+from draftlab.grading.by import Grouping, make_grouping
 from draftlab.grading.cells import Cell, read_admitted, read_cells
 from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.grading.prepare import Prepared, prepare, refuse_trimmed
@@ -35,7 +36,7 @@ from draftlab.predictors.survival import log_odds_of_log, product
 from draftlab.results import Note, Result, as_names, study, tidy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
@@ -55,8 +56,9 @@ class Calibration(Result):
 
     metrics: pl.DataFrame = tidy(
         """On prompts that no calibrator saw: source, view, method (``none``: as it is),
-        per_position, position (null: all), n, n_prompts, auc, log_loss, log_loss_gain (over
-        ``none``, positive is better) with _low and _high (95 % by group), brier, ece, ece_bins,
+        per_position, position (null: all), by (null: all; otherwise a value of the column asked
+        for, over all positions), n, n_prompts, auc, log_loss, log_loss_gain (over ``none``,
+        positive is better) with _low and _high (95 % by group), brier, ece, ece_bins,
         ece_debiased, ece_null, smooth_ece. Conditional methods meet conditional labels, ``sts``
         survival labels; its ece has 20 bins, as DeepSpec's."""
     )
@@ -78,6 +80,12 @@ class Calibration(Result):
             write_json(folder / f"{name}.json", content)
 
 
+class _Options(NamedTuple):
+    methods: Sequence[str]
+    n_bins: int
+    grouping: Grouping | None
+
+
 class _Made(NamedTuple):
     metrics: list[dict[str, Any]]
     calibrators: list[dict[str, Any]]
@@ -95,6 +103,7 @@ def calibrate(
     n_bins: int = NUM_BINS,
     allow_trimmed: bool = False,
     plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
     where: str | None = None,
     out: str | Path | None = None,
 ) -> Calibration:
@@ -119,6 +128,8 @@ def calibrate(
         probabilities that are calibrated.
     plugin : Plugin, path or paths, optional
         A user's predictors, as in `evaluate`: those that are not fitted can be calibrated.
+    by : str, optional
+        One more way to cut the rows of the conditional view, as in `evaluate`.
     where : str, optional
         Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
@@ -161,9 +172,13 @@ def calibrate(
         "sampling": _sampling(opened, cell),
         "data_hash": opened.fingerprint,
     }
-    made = {s: _calibrate(cell, known[s], methods, n_bins, origin) for s in chosen}
+    grouping = None if by is None else make_grouping(by, opened)[0]
+    options = _Options(methods, n_bins, grouping)
+    made = {s: _calibrate(cell, known[s], options, origin) for s in chosen}
     return Calibration(
-        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]),
+        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]).cast(
+            {"by": pl.String}
+        ),
         calibrators=_frame(cell, [row for one in made.values() for row in one.calibrators]),
         temperatures=_frame(cell, [row for one in made.values() for row in one.temperatures]),
         calibration={source: one.file for source, one in made.items()},
@@ -173,6 +188,7 @@ def calibrate(
             "plugins": [shown_path(path) for path in added.paths],
             "methods": list(methods),
             "n_bins": n_bins,
+            "by": by,
             "sts_bins": STS_BINS,
             "sts_grid": list(STS_GRID),
             "split": "prompts dealt into two halves; fitted on the first, graded on the second",
@@ -240,12 +256,16 @@ def _frame(cell: Cell, rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def _calibrate(
-    cell: Cell, predictor: Predictor, methods: Sequence[str], n_bins: int, origin: dict[str, Any]
+    cell: Cell, predictor: Predictor, options: _Options, origin: dict[str, Any]
 ) -> _Made:
     source = predictor.name
     ready = prepare(cell, [predictor], folds=2, chosen=True)
-    fitted = _fit_all(ready, source, methods)
-    rows = _grade_conditional(ready, source, fitted, n_bins)
+    fitted = _fit_all(ready, source, options.methods)
+    groups = None
+    if options.grouping is not None:
+        code = options.grouping.code_cell(cell, ready.frame)
+        groups = options.grouping.name(code)
+    rows = _grade_conditional(ready, source, fitted, options.n_bins, groups)
     grid, log_odds = _read_grid(cell, predictor, ready.fold_of_prompt)
     part = grid.fold == _FIT
     sts = fit_sts(log_odds[part], grid.survived[part])
@@ -282,8 +302,13 @@ def _fit_all(ready: Prepared, source: str, methods: Sequence[str]) -> list[Calib
 
 
 def _grade_conditional(
-    ready: Prepared, source: str, fitted: list[Calibrator], n_bins: int
+    ready: Prepared,
+    source: str,
+    fitted: list[Calibrator],
+    n_bins: int,
+    groups: pl.Series | None = None,
 ) -> list[dict[str, Any]]:
+    """Grade every calibrator on the other half; ``groups`` name the group of each row."""
     rows = ready.rows
     part = rows.fold_slices[_GRADED]
     raw = ready.features[source][part]
@@ -296,8 +321,19 @@ def _grade_conditional(
         for k in [None, *range(rows.num_positions)]:
             here = np.ones_like(y) if k is None else position == k
             scored = _scores(y[here], logit[here], raw[here], group[here], n_bins)
-            out.append({**label, "per_position": per_position, "position": k, **scored})
+            out.append({**label, "per_position": per_position, "position": k, "by": None, **scored})
+        for value, here in _masks(groups, part):
+            scored = _scores(y[here], logit[here], raw[here], group[here], n_bins)
+            place = {"per_position": per_position, "position": None, "by": value}
+            out.append({**label, **place, **scored})
     return out
+
+
+def _masks(groups: pl.Series | None, part: slice) -> Iterator[tuple[str, BoolArray]]:
+    """Yield each group of a part of the rows, and which rows are in it."""
+    if groups is not None:
+        for value in groups[part].unique().sort():
+            yield value, (groups[part] == value).to_numpy()
 
 
 def _scores(
@@ -357,7 +393,8 @@ def _grade_survival(
                 here[:, [j for j in range(z.shape[1]) if j != k]] = False
             owner = np.broadcast_to(group[:, None], z.shape)[here]
             scored = _scores(survived[here], logit[here], raw[here], owner, STS_BINS)
-            out.append({**label, "per_position": method == "sts", "position": k, **scored})
+            place = {"per_position": method == "sts", "position": k, "by": None}
+            out.append({**label, **place, **scored})
     return out
 
 

@@ -205,7 +205,7 @@ def test_runs_that_hold_no_row_leave_the_log(tmp_path: Path) -> None:
             r"unknown column 'easy' \(text stands in single quotes\); known: requests",
         ),
         ("datset = 'easy'", "unknown column 'datset'"),
-        ("position = 1", "position is a column of drafts, and a part chosen by it would be biased"),
+        ("position = 1", "position is a column of drafts, and rows chosen by it would be a biased"),
         ("accepted", "accepted is a column of drafts"),
         ("prompt_tokens", "is Int32, wanted a comparison that is true or false"),
         ("dataset = 3", "cannot compare string with numeric"),
@@ -262,12 +262,18 @@ def test_a_report_of_a_part_says_so_and_is_reused_in_a_second_process(
 ) -> None:
     where = "dataset in ('easy', 'hard') and prompt_tokens > 20"
     lines: list[str] = []
-    draftlab.report(log, tmp_path / "a", where=where, pdf=False, on_line=lines.append)
+    draftlab.report(
+        log, tmp_path / "a", where=where, by="temperature", pdf=False, on_line=lines.append
+    )
     assert not lines
     content = json.loads((tmp_path / "a" / "report.json").read_text())
     assert ["Part of the log", where] in content["facts"]
-    assert shlex.join(["--where", where]) in content["commands"][-1]
-    options = ["--out", str(tmp_path / "a"), "--no-pdf", "--where"]
+    assert shlex.join(["--where", where, "--by", "temperature"]) in content["commands"][-1]
+    assert (
+        "By temperature: logit(qmax), 95 % by prompt."
+        in (tmp_path / "a" / "index.html").read_text()
+    )
+    options = ["--out", str(tmp_path / "a"), "--no-pdf", "--by", "temperature", "--where"]
     command = [sys.executable, "-m", "draftlab", "report", str(log), *options]
     again = subprocess.run([*command, where], capture_output=True, text=True, check=True)
     assert "reused" in again.stdout

@@ -209,7 +209,7 @@ def _shorten_paths(note: str, inspection: Inspection) -> str:
 def _changed(evaluation: Evaluation) -> list[str]:
     """Return the options of `evaluate` that were not left as they are, as they are typed."""
     settings = evaluation.settings
-    changed = []
+    changed = ["--by", settings["by"]] if settings.get("by") else []
     asked, known = list(settings["predictors"]), list(PREDICTORS)
     # a plugin adds its own to the known ones
     left = asked[: len(known)] if settings["plugins"] else asked

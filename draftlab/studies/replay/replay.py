@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -9,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.grading.by import Grouping, make_grouping
 from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.online.estimator import OVERSHOOT
@@ -19,7 +21,7 @@ from draftlab.plugins import Plugin, as_plugin
 from draftlab.results import Note, Result, as_names, study, tidy, unreadable_notes
 from draftlab.schema import DRAFTS
 from draftlab.studies.replay.disagreement import compare, describe
-from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, KeptRows
+from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, GroupSums, KeptRows
 from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batches
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ class Replay(Result):
     disagreement: pl.DataFrame = tidy(
         """Runs of one deployment beside one another: see `disagreement.compare`. Empty where no two
         runs share one."""
+    )
+
+    groups: pl.DataFrame = tidy(
+        """With ``by``, the prequential metrics of the whole run by its values: estimator, by, n,
+        n_accepted, mean_prediction, log_loss, brier, ece, ece_null, auc (within windows). Empty
+        without."""
     )
 
 
@@ -132,6 +140,7 @@ def replay(
     offline: bool = True,
     snapshot: bool = True,
     plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
     where: str | None = None,
     out: str | Path | None = None,
 ) -> Replay:
@@ -170,6 +179,8 @@ def replay(
         Begin from the start state in run.json, where there is one.
     plugin : Plugin, path or paths, optional
         A user's features, as in `evaluate`.
+    by : str, optional
+        One more way to grade the rows, as in `evaluate`: ``"prompt_tokens:100,500"``.
     where : str, optional
         Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
@@ -211,7 +222,9 @@ def replay(
         snapshot=snapshot,
         plugin=plugin,
     )
-    return replay_runs(open_any(log, where), settings)
+    opened = open_any(log, where)
+    made = replay_runs(opened, settings, None if by is None else make_grouping(by, opened)[0])
+    return dataclasses.replace(made, settings=made.settings | {"by": by})
 
 
 def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
@@ -234,7 +247,9 @@ def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
     return settings
 
 
-def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
+def replay_runs(
+    log: DraftLog, settings: ReplaySettings, grouping: Grouping | None = None
+) -> Replay:
     """Replay every run of a log; `replay` without reading and writing."""
     check_settings(settings)
     columns = features_of(settings)
@@ -246,6 +261,7 @@ def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
                 window=settings.window,
                 float32=settings.float32,
                 derived=settings.derived,
+                grouping=grouping,
             ),
             settings,
         )
@@ -259,6 +275,7 @@ def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
         metrics=pl.concat([part.metrics for part in parts]),
         summary=pl.concat([part.summary for part in parts]),
         disagreement=disagreement,
+        groups=pl.concat([part.groups for part in parts]),
         notes=[
             *unreadable_notes(log),
             *(note for part in parts for note in part.notes),
@@ -324,6 +341,7 @@ class RunReplay:
     coefficients: pl.DataFrame
     metrics: pl.DataFrame
     summary: pl.DataFrame
+    groups: pl.DataFrame
     notes: list[Note]
 
 
@@ -344,8 +362,9 @@ def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
         driver.feed(no_rows(source), source.last_step + 1)
     offline = None if keep is None else keep.grade(source)
     graded = {driver.name: driver.sums for driver in drivers}
+    grouped = {driver.name: driver.groups for driver in drivers}
     if offline is not None:
-        graded[OFFLINE] = offline
+        graded[OFFLINE], grouped[OFFLINE] = offline
     windows = {name: sums.table(source) for name, sums in graded.items()}
     run = source.run
     return RunReplay(
@@ -355,8 +374,27 @@ def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
         ),
         metrics=_named(run, _metrics(windows)),
         summary=_named(run, _summary(drivers, windows, settings)),
+        groups=_named(run, _groups(grouped, source)),
         notes=_notes(run, drivers, source),
     )
+
+
+_GROUPS = {
+    "estimator": pl.String, "by": pl.String, "n": pl.Int64, "n_accepted": pl.Int64,
+    "mean_prediction": pl.Float64, "log_loss": pl.Float64, "brier": pl.Float64,
+    "ece": pl.Float64, "ece_null": pl.Float64, "auc": pl.Float64,
+}  # fmt: skip
+
+
+def _groups(grouped: dict[str, GroupSums], source: Source) -> pl.DataFrame:
+    """Return a row per estimator and group; none where rows have no group."""
+    tables = [pl.DataFrame(schema=_GROUPS)]
+    if source.grouping is not None:
+        tables += [
+            sums.table(source).select(pl.lit(name).alias("estimator"), pl.all())
+            for name, sums in grouped.items()
+        ]
+    return pl.concat(tables)
 
 
 def features_of(settings: ReplaySettings) -> list[str]:

@@ -16,8 +16,9 @@ from draftlab.online.vllm import stored_feature
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from draftlab._types import FloatArray
+    from draftlab._types import FloatArray, IntArray
     from draftlab.features import Feature
+    from draftlab.grading.by import Grouping
     from draftlab.log.reader import Run
 
 
@@ -36,6 +37,8 @@ class VerdictRows:
     window: np.ndarray[Any, Any]
     features: dict[str, FloatArray]
     live: FloatArray | None
+    by: IntArray | None = None
+    """Code of what the row is also graded by."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -57,6 +60,8 @@ class Source:
     """Rows to replay in the place of the run's own, in order of the verdict (a scenario)."""
     derived: Mapping[str, Feature] = field(default_factory=dict)
     """Features that are computed from columns of the log, not read."""
+    grouping: Grouping | None = None
+    """What rows are also graded by."""
 
     @property
     def num_positions(self) -> int:
@@ -71,6 +76,7 @@ def open_source(
     window: int,
     float32: bool,
     derived: Mapping[str, Feature] | None = None,
+    grouping: Grouping | None = None,
 ) -> Source:
     """Look up which steps a run has.
 
@@ -88,7 +94,16 @@ def open_source(
     # A run that was killed may lack the rows of its last steps.
     first = first_draft if first is None else min(first, first_draft)
     last = last_verdict if last is None else max(last, last_verdict)
-    return Source(run, tuple(features), first, last, window, float32, derived=derived or {})
+    return Source(
+        run,
+        tuple(features),
+        first,
+        last,
+        window,
+        float32,
+        derived=derived or {},
+        grouping=grouping,
+    )
 
 
 def _bounds(run: Run, table: str, column: str) -> tuple[int | None, int | None]:
@@ -182,6 +197,8 @@ def _read_part(path: str, source: Source) -> pl.DataFrame:
     present = scan.collect_schema().names()
     columns = ["step", "verify_step", "position", "accepted", "excluded"]
     columns += raw_columns(source.features, source.derived)
+    if source.grouping is not None and source.grouping.key == "request":
+        columns.append("request")
     if SMOOTHED in source.features:
         columns += INPUTS
     columns = list(dict.fromkeys(columns))
@@ -205,7 +222,10 @@ def _read_part(path: str, source: Source) -> pl.DataFrame:
 
 
 def _derive(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """Add the features that the log has no column of."""
+    """Add the features that the log has no column of, and what rows are also graded by."""
+    if source.grouping is not None:
+        named = frame.with_columns(run=pl.lit(source.run.name))
+        frame = frame.with_columns(by=pl.Series(source.grouping.code(named)))
     return frame.with_columns(derive(source.features, source.derived))
 
 
@@ -239,6 +259,7 @@ def _to_rows(frame: pl.DataFrame, source: Source) -> VerdictRows:
         window=(verify_step - source.first_step) // source.window,
         features=features,
         live=live,
+        by=None if source.grouping is None else frame["by"].to_numpy(),
     )
 
 
