@@ -20,6 +20,7 @@ from draftlab.cli.options import (
     print_json,
     say,
     show_progress,
+    typed_options,
     working,
 )
 
@@ -120,8 +121,12 @@ def replay(
     exit_on_loss(opened)
 
 
+_NOT_CONSTANTS = ("log", "grid", "out", "json_out", "quiet", "strict")
+
+
 @app.command(epilog="Example: draftlab sweep data/sample --grid refit-interval=25,100 damping=0,50")
 def sweep(
+    ctx: typer.Context,
     log: Logs,
     grid: Annotated[
         list[str],
@@ -166,21 +171,8 @@ def sweep(
         result = run(
             opened,
             [*grid, *more],
-            estimator=estimator,
-            processes=processes,
             on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
-            feature=feature,
-            refit_interval=refit_interval,
-            damping=damping,
-            ridge=ridge,
-            start_slope=start_slope,
-            start_intercept=start_intercept,
-            float32=float32,
-            all_rows=all_rows,
-            window=window,
-            snapshot=snapshot,
-            plugin=plugin,
-            where=where,
+            **typed_options(ctx, *_NOT_CONSTANTS),
             out=out,
         )
     if out is not None:

@@ -24,6 +24,7 @@ from draftlab.cli.options import (
     say,
     working,
 )
+from draftlab.errors import InputError
 
 if TYPE_CHECKING:
     from draftlab.log.reader import DraftLog
@@ -102,6 +103,8 @@ def report(
         return logs[-1]
 
     of_results = len(log) == 1 and holds_results(log[0])
+    if of_results and strict:
+        raise InputError("--strict refuses a damaged log, and a folder of results is none")
     with tempfile.TemporaryDirectory() as elsewhere, working("studying the log", quiet=quiet):
         folder = out or (Path(elsewhere) if markdown else Path("report"))
         index = run(

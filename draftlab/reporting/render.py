@@ -114,11 +114,18 @@ def report(
         by,
     )
     if compare is not None:
-        _refuse_beside_compare(options, trimmed=trimmed, cost=cost, results=results or None)
+        _refuse_beside_compare(
+            options, trimmed=trimmed, cost=cost, results=results or None, fresh=fresh or None
+        )
         made = make_comparison(open_any(log, where), open_any(compare, where), out=folder)
     elif isinstance(log, str | Path) and holds_results(log):
         _refuse_beside_results(
-            options, trimmed=trimmed, cost=cost, where=where, results=results or None
+            options,
+            trimmed=trimmed,
+            cost=cost,
+            where=where,
+            results=results or None,
+            fresh=fresh or None,
         )
         made = build_report(read_studies(Path(log)))
     else:

@@ -251,7 +251,7 @@ def evaluate(
         plugin=added,
         grouping=None if by is None else make_grouping(by, opened)[0],
     )
-    _check(options)
+    _check(options, len(asked))
     columns = sorted({column for predictor in asked for column in predictor.columns})
     cells = read_cells(opened, columns, pool=pool)
     refuse_trimmed(cells, asked, allow_trimmed)
@@ -265,7 +265,11 @@ def evaluate(
     )
 
 
-def _check(options: _Options) -> None:
+def _check(options: _Options, num_predictors: int) -> None:
+    if options.in_sample and options.folds != NUM_FOLDS:
+        raise InputError("--folds says nothing in sample: leave out --folds or --in-sample")
+    if options.compare == "all" and num_predictors == 1:
+        raise InputError("--compare-all needs two predictors, and one is named")
     if options.folds < 2 and not options.in_sample:
         raise InputError(f"folds must be at least 2, got {options.folds} (or use --in-sample)")
     if options.compare not in get_args(Compare):

@@ -164,6 +164,8 @@ def drift(
     InputError
         A workload that the log lacks, a scenario of another form, or the errors of `replay`.
     """
+    if taken := [n for n in ("offline", "snapshot") if n in options]:
+        raise InputError(f"drift does not take {taken[0]}: it begins anew, beside the offline fit")
     options = {"window": 10, **options, "offline": True}
     chosen = make_settings(**options)
     opened = open_any(log, where)

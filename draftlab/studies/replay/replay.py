@@ -292,6 +292,11 @@ def check_settings(settings: ReplaySettings) -> None:
         if name not in ESTIMATORS:
             raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
     _check_feature(settings)
+    if settings.float32 and "logit_qmax" not in features_of(settings):
+        raise InputError(
+            "--float32 quantises logit_qmax as vLLM stores it, and no estimator reads that: leave "
+            "it out"
+        )
     if settings.constants.refit_interval < 1:
         raise InputError(f"refit_interval must be >= 1, got {settings.constants.refit_interval}")
     if settings.window < 1:

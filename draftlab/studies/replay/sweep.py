@@ -111,6 +111,10 @@ def sweep(
         raise InputError(f"processes must be at least 1, got {processes}")
     values = grid if isinstance(grid, Mapping) else parse_grid(as_names(grid) or [])
     name = estimator or _owner(values)
+    if twice := [n for n in values if n in options]:
+        raise InputError(f"{twice[0]} is swept, so it has no one value: leave out one of the two")
+    if "estimators" in options:
+        raise InputError("a sweep is of one estimator: name it as estimator")
     options = {**options, "estimators": name}
     base = make_settings(**options)
     jobs = [_job(base, combination) for combination in _combinations(values)]

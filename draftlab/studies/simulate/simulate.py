@@ -207,6 +207,8 @@ def simulate(
         specs = (*specs, *(f"av/{predictor.name}" for predictor in added.own_predictors()))
         specs = (*specs, "eagle2") if has_trees(opened) else specs
     jobs_of = {K: make_jobs(specs, K, known) for K in _lengths(opened)}
+    if cap is not None and not any(job.policy.rule for jobs in jobs_of.values() for job in jobs):
+        raise InputError("--cap bounds a shared budget, and no policy here has one: leave it out")
     columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs, known)})
     cells = read_cells(opened, columns)
     for cell in cells:
