@@ -79,6 +79,7 @@ def collect(
     from draftlab.engine.collect import CollectSettings
     from draftlab.engine.collect import collect as run
 
+    _refuse_beside(adaptive_verification, fit_on)
     _refuse_unknown(engine, options, CollectSettings)
     require_engine()
     settings = CollectSettings(**_parsed(options))
@@ -88,6 +89,18 @@ def collect(
             adaptive_verification, cost, fit_on, settings.num_speculative_tokens
         )
     return run(out, settings, admission=admission, on_step=on_step or _ignore)
+
+
+def _refuse_beside(predictor: str | None, fit_on: str | Path | None) -> None:
+    """Refuse a log to fit on where nothing is fitted."""
+    from draftlab.policies.adaptive import ONLINE, UNFITTED
+
+    if predictor is None or fit_on is None:
+        return
+    if predictor in UNFITTED or predictor.startswith(ONLINE):
+        raise InputError(
+            f"--fit-on says nothing to {predictor}, which is not fitted on a log: leave it out"
+        )
 
 
 def _collect_vllm(out: str | Path, options: dict[str, Any], on_step: Any) -> Path:

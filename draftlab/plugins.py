@@ -41,6 +41,10 @@ class Plugin:
         }
         return PREDICTORS | of_features | self.predictors
 
+    def own_predictors(self) -> list[Predictor]:
+        """Return what the plugin adds to the built-in predictors."""
+        return [p for name, p in self.known_predictors().items() if name not in PREDICTORS]
+
     def choose_predictors(self, names: Sequence[str] | None) -> list[Predictor]:
         """Return the predictors of these names, all that are known for None.
 

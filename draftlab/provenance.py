@@ -102,7 +102,7 @@ def _stable(value: Any, name: str = "") -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, dict):
-        return {str(key): _stable(entry, name) for key, entry in value.items()}
+        return {str(key): _stable(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_stable(entry, name) for entry in value]
     return _stable_object(value)

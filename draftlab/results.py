@@ -274,7 +274,7 @@ def study(function: Callable[P, R]) -> Callable[P, R]:
     """Do what all studies do alike: open logs, state where the result is from, write it.
 
     A study's parameters of these names are meant: ``log``, ``a``, ``b`` and ``trimmed`` are logs,
-    narrowed by ``where``; below ``out`` the result is written.
+    narrowed by ``where``, which the settings then say; below ``out`` the result is written.
     """
     signature = inspect.signature(function)
 
@@ -284,13 +284,18 @@ def study(function: Callable[P, R]) -> Callable[P, R]:
         bound.apply_defaults()
         logs = _open_logs(bound.arguments)
         bound.arguments.update(logs)
+        if "where" in bound.arguments:
+            bound.arguments["where"] = None  # the logs are narrowed already
         result = function(*bound.args, **bound.kwargs)
         origin = provenance.collect(
             log=[run.path for log in logs.values() for run in log.runs],
             fingerprint=[log.fingerprint for log in logs.values()],
             key=provenance.key_of_call(function, _options(bound.arguments)),
         )
-        made = dataclasses.replace(result, provenance=origin | result.provenance)
+        part = _part_of(logs) if "where" in signature.parameters else {}
+        made = dataclasses.replace(
+            result, settings=result.settings | part, provenance=origin | result.provenance
+        )
         if bound.arguments.get("out") is not None:
             made.write(bound.arguments["out"])
         return made
@@ -316,7 +321,16 @@ def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _open_logs(arguments: Mapping[str, Any]) -> dict[str, DraftLog]:
     found = {name: arguments[name] for name in _LOGS if arguments.get(name) is not None}
-    return {name: open_any(log) for name, log in found.items()}
+    return {name: open_any(log, arguments.get("where")) for name, log in found.items()}
+
+
+def _part_of(logs: Mapping[str, DraftLog]) -> dict[str, Any]:
+    """Return the setting that says which part of its logs a result is of; none of whole logs."""
+    parts = {name: log.where for name, log in logs.items()}
+    texts = set(parts.values())
+    if texts <= {None}:
+        return {}
+    return {"where": texts.pop() if len(texts) == 1 else parts}
 
 
 def _display() -> Any:

@@ -8,6 +8,7 @@ import typer
 
 from draftlab.cli.options import (
     Bins,
+    By,
     Folds,
     InSample,
     Json,
@@ -21,6 +22,7 @@ from draftlab.cli.options import (
     SlopePerPosition,
     Strict,
     Trimmed,
+    Where,
     exit_on_loss,
     new_console,
     print_json,
@@ -37,6 +39,8 @@ app = typer.Typer()
 def evaluate(
     log: Logs,
     out: Out = None,
+    where: Where = None,
+    by: By = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -69,6 +73,8 @@ def evaluate(
             pool=pool,
             plugin=plugin,
             compare="all" if compare_all else "adopted",
+            by=by,
+            where=where,
             out=out,
         )
     if json_out:
@@ -84,6 +90,7 @@ def evaluate(
 def stability(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     folds: Folds = 5,
     blocks: Annotated[
         int, typer.Option(help="Blocks of steps whose refits show the spread of coefficients.")
@@ -110,6 +117,7 @@ def stability(
             allow_trimmed=allow_trimmed,
             pool=pool,
             plugin=plugin,
+            where=where,
             out=out,
         )
     if json_out:
@@ -123,9 +131,13 @@ def stability(
 def calibrate(
     log: Logs,
     out: Out = None,
+    where: Where = None,
+    by: By = None,
     source: Annotated[
         list[str] | None,
-        typer.Option(help="What to calibrate: qmax or confidence. Repeatable. [default: both]"),
+        typer.Option(
+            help="What to calibrate: qmax, confidence, or of a plugin. Repeatable. [default: all]"
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -133,6 +145,7 @@ def calibrate(
     ] = None,
     n_bins: Bins = 15,
     allow_trimmed: Trimmed = False,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -149,6 +162,9 @@ def calibrate(
             methods=method,
             n_bins=n_bins,
             allow_trimmed=allow_trimmed,
+            plugin=plugin,
+            by=by,
+            where=where,
             out=out,
         )
     if json_out:
@@ -158,8 +174,12 @@ def calibrate(
 
         from draftlab.reporting.console.text import print_table
 
-        pooled = result.metrics.filter(pl.col("position").is_null())
-        columns = ("source", "view", "method", "per_position", "n", "auc", "log_loss", "ece")
+        pooled = result.metrics.filter(pl.col("position").is_null()).with_columns(
+            pl.col("by").fill_null("all")
+        )
+        columns = ["source", "view", "method", "per_position", "n", "auc", "log_loss", "ece"]
+        if by is not None:
+            columns.insert(4, "by")
         print_table(pooled.select(columns), new_console())
         _print_tables(result, ("temperatures",))
     exit_on_loss(opened)
@@ -170,6 +190,8 @@ def compare(
     a: Annotated[str, typer.Argument(help="First log or run.")],
     b: Annotated[str, typer.Argument(help="Second log or run.")],
     out: Out = None,
+    where: Where = None,
+    by: By = None,
     allow_trimmed: Annotated[
         bool,
         typer.Option(
@@ -177,6 +199,7 @@ def compare(
             help="Accept logs collected under adaptive verification, with a warning.",
         ),
     ] = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -187,7 +210,7 @@ def compare(
 
     logs = [open_log(path, strict=strict) for path in (a, b)]
     with working("comparing", quiet=quiet):
-        result = run(*logs, allow_trimmed=allow_trimmed, out=out)
+        result = run(*logs, allow_trimmed=allow_trimmed, plugin=plugin, by=by, where=where, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:

@@ -28,6 +28,13 @@ app = typer.Typer()
 def inspect(
     log: Logs,
     out: Out = None,
+    request: Annotated[
+        str | None,
+        typer.Option(help="Show this request's drafts: its id, or RUN:ID if several runs have it."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Only the request's drafts of this engine step.")
+    ] = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -37,13 +44,13 @@ def inspect(
     from draftlab import open_log
 
     with working("inspecting", quiet=quiet):
-        result = run(open_log(*log, strict=strict), out=out)
+        result = run(open_log(*log, strict=strict), request=request, step=step, out=out)
     if json_out:
         print_json(result.to_dict())
     elif not quiet:
-        from draftlab.reporting.console.inspect import print_inspection
+        from draftlab.reporting.console.inspect import print_inspection, print_request
 
-        print_inspection(result, new_console())
+        (print_inspection if request is None else print_request)(result, new_console())
     if not result.passed:
         raise typer.Exit(LOSS)
 

@@ -7,16 +7,20 @@ from typing import Annotated
 import typer
 
 from draftlab.cli.options import (
+    By,
     Json,
     Logs,
     Out,
+    Plugins,
     Quiet,
     Strict,
+    Where,
     exit_on_loss,
     new_console,
     print_json,
     say,
     show_progress,
+    typed_options,
     working,
 )
 
@@ -26,7 +30,9 @@ Estimators = Annotated[
     list[str] | None,
     typer.Option("--estimator", "-e", help="Estimator by name. Repeatable. [default: five]"),
 ]
-Feature = Annotated[str, typer.Option(help="Column that the estimators read.")]
+Feature = Annotated[
+    str, typer.Option(help="Column, or feature of a plugin, that the estimators read.")
+]
 RefitInterval = Annotated[int, typer.Option(help="Engine steps between refits.")]
 Damping = Annotated[float, typer.Option(help="Shrinks each refit step by n / (n + damping).")]
 Ridge = Annotated[float, typer.Option(help="Ridge added to the Hessian only.")]
@@ -56,6 +62,8 @@ Snapshot = Annotated[
 def replay(
     log: Logs,
     out: Out = None,
+    where: Where = None,
+    by: By = None,
     estimator: Estimators = None,
     feature: Feature = "logit_qmax",
     refit_interval: RefitInterval = 100,
@@ -72,6 +80,7 @@ def replay(
         bool, typer.Option("--offline/--no-offline", help="Compare with the offline fit.")
     ] = True,
     snapshot: Snapshot = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -98,6 +107,9 @@ def replay(
             window=window,
             offline=offline,
             snapshot=snapshot,
+            plugin=plugin,
+            by=by,
+            where=where,
             out=out,
         )
     if json_out:
@@ -109,8 +121,12 @@ def replay(
     exit_on_loss(opened)
 
 
+_NOT_CONSTANTS = ("log", "grid", "out", "json_out", "quiet", "strict")
+
+
 @app.command(epilog="Example: draftlab sweep data/sample --grid refit-interval=25,100 damping=0,50")
 def sweep(
+    ctx: typer.Context,
     log: Logs,
     grid: Annotated[
         list[str],
@@ -121,6 +137,7 @@ def sweep(
         ),
     ],
     out: Out = None,
+    where: Where = None,
     estimator: Annotated[
         str | None,
         typer.Option(
@@ -138,6 +155,7 @@ def sweep(
     all_rows: AllRows = None,
     window: Window = 100,
     snapshot: Snapshot = True,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -153,19 +171,8 @@ def sweep(
         result = run(
             opened,
             [*grid, *more],
-            estimator=estimator,
-            processes=processes,
             on_done=lambda done, total: advance(done, f"{done} of {total} combinations"),
-            feature=feature,
-            refit_interval=refit_interval,
-            damping=damping,
-            ridge=ridge,
-            start_slope=start_slope,
-            start_intercept=start_intercept,
-            float32=float32,
-            all_rows=all_rows,
-            window=window,
-            snapshot=snapshot,
+            **typed_options(ctx, *_NOT_CONSTANTS),
             out=out,
         )
     if out is not None:
@@ -187,6 +194,7 @@ def sweep(
 def drift(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     scenario: Annotated[
         str,
         typer.Option(
@@ -209,6 +217,7 @@ def drift(
     float32: Float32 = False,
     all_rows: AllRows = None,
     window: Window = 10,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -236,6 +245,8 @@ def drift(
             float32=float32,
             all_rows=all_rows,
             window=window,
+            plugin=plugin,
+            where=where,
             out=out,
         )
     if json_out:

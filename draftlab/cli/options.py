@@ -60,6 +60,20 @@ Out = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a log with unreadable parts.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Look at a part of the log: SQL over columns of requests and steps, the step's time "
+        "and keys of run.json, as in \"temperature = 0 and time >= '2026-11-29T18'\"."
+    ),
+]
+By = Annotated[
+    str | None,
+    typer.Option(
+        help="Also grade by a column of requests, steps or the run: temperature, time, or "
+        "prompt_tokens:100,500 with edges."
+    ),
+]
 Trimmed = Annotated[
     bool,
     typer.Option(

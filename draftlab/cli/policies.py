@@ -15,6 +15,7 @@ from draftlab.cli.options import (
     Quiet,
     Seed,
     Strict,
+    Where,
     exit_on_loss,
     new_console,
     print_json,
@@ -28,6 +29,7 @@ app = typer.Typer()
 def simulate(
     log: Logs,
     out: Out = None,
+    where: Where = None,
     cost: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,6 +68,7 @@ def simulate(
         ),
     ] = True,
     seed: Seed = 0,
+    plugin: Plugins = None,
     json_out: Json = False,
     quiet: Quiet = False,
     strict: Strict = False,
@@ -87,6 +90,8 @@ def simulate(
             by_dataset=by_dataset,
             regret=regret,
             seed=seed,
+            plugin=plugin,
+            where=where,
             out=out,
         )
     if json_out:

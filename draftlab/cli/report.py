@@ -9,6 +9,7 @@ import typer
 
 from draftlab.cli.options import (
     Bins,
+    By,
     Folds,
     InSample,
     Plugins,
@@ -17,11 +18,13 @@ from draftlab.cli.options import (
     SlopePerPosition,
     Strict,
     Trimmed,
+    Where,
     check_folder,
     exit_on_loss,
     say,
     working,
 )
+from draftlab.errors import InputError
 
 if TYPE_CHECKING:
     from draftlab.log.reader import DraftLog
@@ -64,6 +67,8 @@ def report(
             "--cost", "-c", help="Cost table: 'log', HARDWARE/MODEL, or a file of `profile`."
         ),
     ] = None,
+    where: Where = None,
+    by: By = None,
     predictor: Predictors = None,
     in_sample: InSample = False,
     folds: Folds = 5,
@@ -98,6 +103,8 @@ def report(
         return logs[-1]
 
     of_results = len(log) == 1 and holds_results(log[0])
+    if of_results and strict:
+        raise InputError("--strict refuses a damaged log, and a folder of results is none")
     with tempfile.TemporaryDirectory() as elsewhere, working("studying the log", quiet=quiet):
         folder = out or (Path(elsewhere) if markdown else Path("report"))
         index = run(
@@ -106,6 +113,8 @@ def report(
             compare=opened(compare) if compare else None,
             trimmed=trimmed,
             cost=cost,
+            where=where,
+            by=by,
             predictors=predictor,
             in_sample=in_sample,
             folds=folds,

@@ -72,6 +72,11 @@ class CollectSettings(CollectionSettings):
             *super()._ranges(),
             ("log_distributions", self.log_distributions >= 0, ">= 0"),
             ("log_tree", self.log_tree >= 0, ">= 0"),
+            (
+                "skip_layers",
+                self.drafter is None or self.skip_layers is None,
+                "left out beside a drafter: they are of one that is made of the target",
+            ),
             ("dtype", self.dtype in _DTYPES, "one of " + ", ".join(_DTYPES)),
         ]
 

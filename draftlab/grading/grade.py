@@ -56,10 +56,10 @@ class Grade(NamedTuple):
     reliability: pl.DataFrame
     """One row per bin over all rows: bin, low, high, n, n_accepted, mean_prediction, rate."""
     calibration: dict[str, pl.DataFrame]
-    """Of the conditional view, over all rows; empty in the survival view. ``ece_conventions``:
-    bins, n_bins, value, ece, ece_null (what perfect calibration would show; NaN where that is not
-    known). ``smooth_curves``: bandwidth, prob, rate, density. ``scores``: low, high, n_accepted,
-    n_rejected by log-odds."""
+    """Of the conditional view, over all rows; empty in the survival view and of some scopes.
+    ``ece_conventions``: bins, n_bins, value, ece, ece_null (what perfect calibration would show;
+    NaN where that is not known). ``smooth_curves``: bandwidth, prob, rate, density.
+    ``scores``: low, high, n_accepted, n_rejected by log-odds."""
     logit: FloatArray
     """(n,): the log-odds that were graded."""
     influence: dict[str, FloatArray]
@@ -150,7 +150,7 @@ def grade(
     prob: FloatArray = expit(logit)
     fine = _sum_rows(rows, logit, prob, math.lcm(n_bins, *_WIDTHS))
     calibration = {}
-    if view == "conditional":
+    if view == "conditional" and scopes is None:
         conventions = _conventions(rows, prob, fine, n_bins)
         calibration = {
             "ece_conventions": conventions,

@@ -18,6 +18,7 @@ from draftlab import schema
 from draftlab.errors import InputError
 from draftlab.features import FEATURES
 from draftlab.log.files import TEMPORARY
+from draftlab.log.where import narrow_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from draftlab._types import BoolArray
     from draftlab.features import Feature
+    from draftlab.log.where import Where
 
 _POLARS: dict[str, PolarsDataType] = {
     "int64": pl.Int64,
@@ -68,11 +70,13 @@ class Run:
     parts: dict[str, tuple[str, ...]]
     """Readable parts by table, as paths or URIs that polars can scan."""
     rows: dict[str, int]
-    """Rows by table, from the footers of the readable parts."""
+    """Rows by table, from the footers of the readable parts; of a part of a log, counted."""
     unfinished: tuple[str, ...]
     """Temporary files that a writer left behind."""
     fingerprint: str
     """Of run.json and of the names, sizes and footers of the readable parts: equal for a copy."""
+    where: Where | None = None
+    """Which rows `scan` hands out; None: all."""
 
     @property
     def pair(self) -> str:
@@ -91,6 +95,10 @@ class Run:
 
         Columns: those of `schema.TABLES`, preceded by ``run``; unknown ones are dropped.
         """
+        return self.scan_whole(table) if self.where is None else self.where.scan(self, table)
+
+    def scan_whole(self, table: str) -> pl.LazyFrame:
+        """Scan all rows of a table, also of a run that is narrowed to some."""
         columns = schema.TABLES[table]
         parts = list(self.parts[table])
         if not parts:
@@ -106,6 +114,15 @@ class Run:
                 for c in columns
             ),
         )
+
+    def scan_part(self, path: str) -> pl.LazyFrame:
+        """Scan a part of `drafts` as it lies there, the rows of a narrowed run alone."""
+        rows = pl.scan_parquet(path)
+        if self.where is None:
+            return rows
+        known = {column.name for column in schema.DRAFTS}
+        own = [name for name in rows.collect_schema().names() if name in known]
+        return self.where.keep(self, rows.select(own))
 
 
 class TrainingFrame(NamedTuple):
@@ -125,6 +142,45 @@ class DraftLog:
 
     runs: tuple[Run, ...]
     problems: tuple[Problem, ...]
+    where: str | None = None
+    """Expression that chose the rows; None: all."""
+    narrowed_from: DraftLog | None = None
+
+    @property
+    def whole(self) -> DraftLog:
+        """The log with all its rows."""
+        return self.narrowed_from or self
+
+    def narrow(self, where: str | None) -> DraftLog:
+        """Return the part of the log that an expression chooses; all that is left for None.
+
+        Parameters
+        ----------
+        where : str, optional
+            SQL over columns of requests and steps, the step's ``time`` (``'2026-11-29T18:00:05'``,
+            UTC), ``run``, ``pair`` and the scalars of run.json. Of drafts those rows stay whose
+            request, step and run satisfy it; runs without one leave the log.
+
+        Returns
+        -------
+        DraftLog
+
+        Raises
+        ------
+        InputError
+            What does not parse, reads other columns, or keeps no draft.
+
+        Examples
+        --------
+        >>> log = open_log("data/sample").narrow("dataset = 'chat' and prompt_tokens < 100")
+        >>> log.requests.select("dataset").unique().collect().item()
+        'chat'
+        """
+        if where is None:
+            return self
+        whole = self.whole
+        both = where if self.where is None else f"({self.where}) and ({where})"
+        return DraftLog(narrow_runs(whole.runs, both), self.problems, both, whole)
 
     def scan(self, table: str) -> pl.LazyFrame:
         """Scan a table of `schema.TABLES` of all runs, with a column ``run``."""
@@ -132,8 +188,12 @@ class DraftLog:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the runs hold, from run.json and the footers of their parts."""
+        """Hash of what the runs hold, from run.json and the footers of their parts.
+
+        It covers the expression that chose the rows.
+        """
         marks = [run.fingerprint for run in self.runs]
+        marks += [] if self.where is None else [f"where {self.where}"]
         marks += [f"{problem.path}: {problem.message}" for problem in self.problems]
         return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 
@@ -199,7 +259,8 @@ class DraftLog:
             for run in self.runs
         ]
         lost = [f"{len(self.problems)} unreadable parts"] if self.problems else []
-        return "\n".join(["draftlab.DraftLog", *(f"  {line}" for line in [*lines, *lost])])
+        part = [] if self.where is None else [f"where {self.where}"]
+        return "\n".join(["draftlab.DraftLog", *(f"  {line}" for line in [*lines, *part, *lost])])
 
 
 def _choose_features(names: str | Sequence[str]) -> list[Feature]:
@@ -209,7 +270,7 @@ def _choose_features(names: str | Sequence[str]) -> list[Feature]:
     return [FEATURES[name] for name in chosen]
 
 
-def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
+def open_log(*paths: str | Path, strict: bool = False, where: str | None = None) -> DraftLog:
     """Open logs or single runs, local or remote (``s3://``, ``gs://``).
 
     Parameters
@@ -218,6 +279,8 @@ def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
         A folder of runs, or the folder of one run.
     strict : bool
         Refuse a log with an unreadable part instead of returning the rest.
+    where : str, optional
+        Which rows to read, as in `DraftLog.narrow`; all unless told.
 
     Returns
     -------
@@ -228,7 +291,8 @@ def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
     ------
     InputError
         No run is found, a run is given twice, run.json is unusable, a column is missing or of
-        the wrong type, no part of a run's drafts is readable, or ``strict`` and a part is not.
+        the wrong type, no part of a run's drafts is readable, ``strict`` and a part is not, or
+        ``where`` is not an expression that keeps a draft.
 
     Examples
     --------
@@ -251,14 +315,17 @@ def open_log(*paths: str | Path, strict: bool = False) -> DraftLog:
     _refuse_twice(runs)
     if problems and strict:
         raise InputError(f"{problems[0].path}: {problems[0].message} (--strict)")
-    return DraftLog(tuple(runs), tuple(problems))
+    return DraftLog(tuple(runs), tuple(problems)).narrow(where)
 
 
-def open_any(log: DraftLog | str | Path | Sequence[str | Path]) -> DraftLog:
-    """Return an open log as it is, and open a path or several."""
+def open_any(
+    log: DraftLog | str | Path | Sequence[str | Path], where: str | None = None
+) -> DraftLog:
+    """Return an open log as it is, and open a path or several; narrowed, if ``where`` is given."""
     if isinstance(log, DraftLog):
-        return log
-    return open_log(log) if isinstance(log, str | Path) else open_log(*log)
+        return log.narrow(where)
+    paths = [log] if isinstance(log, str | Path) else log
+    return open_log(*paths, where=where)
 
 
 def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:

@@ -126,7 +126,7 @@ def build_report(
         "title": f"Acceptance prediction: {_title(cells)}",
         "lede": "How well the drafter's own distribution tells which of its tokens the target "
         f"will accept, graded on logged drafts; {tables.fit_style(evaluation)}.",
-        "facts": facts(inspection, cells),
+        "facts": facts(inspection, cells) + appendix.where_fact(evaluation),
         "date": date_of(inspection),
         "cells": [{"id": name, **cell._asdict()} for name, cell in named.items()],
         "settings": evaluation.settings,

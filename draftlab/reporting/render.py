@@ -46,6 +46,8 @@ def report(
     compare: DraftLog | str | Path | Sequence[str | Path] | None = None,
     trimmed: str | Path | None = None,
     cost: Cost | None = None,
+    where: str | None = None,
+    by: str | None = None,
     predictors: str | Sequence[str] | None = None,
     in_sample: bool = False,
     folds: int = NUM_FOLDS,
@@ -75,7 +77,10 @@ def report(
         against it.
     cost : CostTable, str or path, optional
         As in `simulate`.
-    predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
+    where : str, optional
+        Part of the log, and of the second one, as in `DraftLog.narrow`. What describes the log
+        itself, its runs and checks, stays that of the whole.
+    by, predictors, in_sample, folds, n_bins, slope_per_position, allow_trimmed, plugin
         As in `evaluate`.
     results : sequence of Result, optional
         Results of this log to show instead of those that would be made.
@@ -106,15 +111,30 @@ def report(
         slope_per_position,
         allow_trimmed,
         None if plugin is None else as_plugin(plugin),
+        by,
     )
     if compare is not None:
-        _refuse_beside_compare(options, trimmed=trimmed, cost=cost, results=results or None)
-        made = make_comparison(open_any(log), open_any(compare), out=folder)
+        _refuse_beside_compare(
+            options, trimmed=trimmed, cost=cost, results=results or None, fresh=fresh or None
+        )
+        made = make_comparison(open_any(log, where), open_any(compare, where), out=folder)
     elif isinstance(log, str | Path) and holds_results(log):
-        _refuse_beside_results(options, trimmed=trimmed, cost=cost, results=results or None)
+        _refuse_beside_results(
+            options,
+            trimmed=trimmed,
+            cost=cost,
+            where=where,
+            results=results or None,
+            fresh=fresh or None,
+        )
         made = build_report(read_studies(Path(log)))
     else:
-        opened = open_any(log)
+        opened = open_any(log, where)
+        if opened.where is not None and trimmed is not None:
+            raise InputError(
+                "--trimmed rehearses whole batches, and --where leaves a part of them: leave out "
+                "one of the two"
+            )
         if cost is not None:
             as_cost(cost, opened)  # a name that is none ends here, not as a study left out
         made = make_report(

@@ -77,6 +77,7 @@ class EvaluateOptions(NamedTuple):
     slope_per_position: bool = False
     allow_trimmed: bool = False
     plugin: Plugin | str | Path | None = None
+    by: str | None = None
 
 
 class Call(NamedTuple):

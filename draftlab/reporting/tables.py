@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from draftlab.studies.evaluate import Evaluation
 
 
+_BY = (
+    "predictor", "name", "by", "n", "n_prompts", "rate", "mean_prediction", "auc", "auc_low",
+    "auc_high", "log_loss", "log_loss_low", "log_loss_high", "ece", "ece_null",
+)  # fmt: skip
 _ENDS = tuple(f"{name}_{end}" for name in ("auc", "log_loss") for end in ("low", "high"))
 
 
@@ -74,6 +78,19 @@ def headline_table(evaluation: Evaluation, cell: CellKey | None = None) -> pl.Da
         "ece_null_high", "brier", "mean_prediction", "rate", "n", "n_clamped", "trimmed",
         *theirs, *_ENDS,
     ).sort(pl.col("section").replace_strict(SECTIONS), maintain_order=True)  # fmt: skip
+
+
+def by_value(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
+    """Return grades by the values of the column that was asked for; no row without one.
+
+    Columns: predictor, name, by, n, n_prompts, rate (observed), mean_prediction, auc and log_loss
+    with their 95 % intervals by prompt, ece, ece_null.
+    """
+    rows = of_cell(evaluation.metrics, cell).filter(scope="by", view="conditional")
+    if rows.is_empty():
+        return pl.DataFrame(schema=dict.fromkeys(_BY, pl.String))
+    names = pl.Series([label(name).name for name in rows["predictor"]], dtype=pl.String)
+    return rows.with_columns(name=names, rate=pl.col("n_accepted") / pl.col("n")).select(_BY)
 
 
 def by_position(

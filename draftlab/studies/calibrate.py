@@ -11,14 +11,16 @@ import polars as pl
 
 from draftlab import metrics
 from draftlab.errors import InputError
+from draftlab.grading.by import Grouping, make_grouping
 from draftlab.grading.cells import Cell, read_admitted, read_cells
 from draftlab.grading.grid import ProposalGrid, make_grid
 from draftlab.grading.prepare import Prepared, prepare, refuse_trimmed
-from draftlab.log.files import write_json
+from draftlab.log.files import shown_path, write_json
 from draftlab.log.reader import open_any
 from draftlab.metrics import NUM_BINS
 from draftlab.metrics.intervals import mean_interval
-from draftlab.predictors.baselines import PREDICTORS, compute_feature
+from draftlab.plugins import Plugin, as_plugin
+from draftlab.predictors.baselines import PREDICTORS, Predictor, compute_feature
 from draftlab.predictors.calibration import (
     CALIBRATORS,
     STS_BINS,
@@ -34,7 +36,7 @@ from draftlab.predictors.survival import log_odds_of_log, product
 from draftlab.results import Note, Result, as_names, study, tidy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
@@ -54,8 +56,9 @@ class Calibration(Result):
 
     metrics: pl.DataFrame = tidy(
         """On prompts that no calibrator saw: source, view, method (``none``: as it is),
-        per_position, position (null: all), n, n_prompts, auc, log_loss, log_loss_gain (over
-        ``none``, positive is better) with _low and _high (95 % by group), brier, ece, ece_bins,
+        per_position, position (null: all), by (null: all; otherwise a value of the column asked
+        for, over all positions), n, n_prompts, auc, log_loss, log_loss_gain (over ``none``,
+        positive is better) with _low and _high (95 % by group), brier, ece, ece_bins,
         ece_debiased, ece_null, smooth_ece. Conditional methods meet conditional labels, ``sts``
         survival labels; its ece has 20 bins, as DeepSpec's."""
     )
@@ -77,6 +80,12 @@ class Calibration(Result):
             write_json(folder / f"{name}.json", content)
 
 
+class _Options(NamedTuple):
+    methods: Sequence[str]
+    n_bins: int
+    grouping: Grouping | None
+
+
 class _Made(NamedTuple):
     metrics: list[dict[str, Any]]
     calibrators: list[dict[str, Any]]
@@ -93,6 +102,9 @@ def calibrate(
     methods: str | Sequence[str] | None = None,
     n_bins: int = NUM_BINS,
     allow_trimmed: bool = False,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Calibration:
     """Fit calibrators of a drafter's own probabilities on half the prompts, grade on the others.
@@ -105,7 +117,8 @@ def calibrate(
     log : path, paths or DraftLog
         Of one pair, K and drafting: a calibration belongs to one.
     sources : str or sequence of str, optional
-        Of `SOURCES`; those that the log has unless told.
+        Of `SOURCES`, or predictors of a plugin that are not fitted; those that the log has unless
+        told.
     methods : str or sequence of str, optional
         Of `CALIBRATORS`; all unless told.
     n_bins : int
@@ -113,6 +126,12 @@ def calibrate(
     allow_trimmed : bool
         Fit on a log that was trimmed live all the same: biased, its rows were chosen by the
         probabilities that are calibrated.
+    plugin : Plugin, path or paths, optional
+        A user's predictors, as in `evaluate`: those that are not fitted can be calibrated.
+    by : str, optional
+        One more way to cut the rows of the conditional view, as in `evaluate`.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -132,17 +151,19 @@ def calibrate(
     [0.5]
     """
     sources, methods = as_names(sources), as_names(methods) or list(CALIBRATORS)
-    _check(sources, methods, n_bins)
-    opened = open_any(log)
-    cells = read_cells(opened, sorted({c for s in SOURCES for c in PREDICTORS[s].columns}))
+    added = as_plugin(plugin)
+    known = _known_sources(added)
+    _check(sources, methods, n_bins, tuple(known))
+    opened = open_any(log, where)
+    cells = read_cells(opened, sorted({c for s in known.values() for c in s.columns}))
     if len(cells) != 1:
         found = "; ".join(f"{cell.run} ({cell.pair}, {cell.drafting})" for cell in cells)
         raise InputError(
             f"a calibration belongs to one pair, K and drafting, got {found or 'none'}"
         )
     (cell,) = cells
-    refuse_trimmed(cells, [PREDICTORS[source] for source in SOURCES], allow_trimmed)
-    chosen = _present(cell, sources)
+    refuse_trimmed(cells, list(known.values()), allow_trimmed)
+    chosen = _present(cell, sources, known)
     origin = {
         "dataset": ", ".join(cell.datasets[code] for code in cell.present),
         "sources": list(cell.runs),
@@ -151,17 +172,23 @@ def calibrate(
         "sampling": _sampling(opened, cell),
         "data_hash": opened.fingerprint,
     }
-    made = {source: _calibrate(cell, source, methods, n_bins, origin) for source in chosen}
+    grouping = None if by is None else make_grouping(by, opened)[0]
+    options = _Options(methods, n_bins, grouping)
+    made = {s: _calibrate(cell, known[s], options, origin) for s in chosen}
     return Calibration(
-        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]),
+        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]).cast(
+            {"by": pl.String}
+        ),
         calibrators=_frame(cell, [row for one in made.values() for row in one.calibrators]),
         temperatures=_frame(cell, [row for one in made.values() for row in one.temperatures]),
         calibration={source: one.file for source, one in made.items()},
         notes=[note for one in made.values() for note in one.notes],
         settings={
             "sources": chosen,
+            "plugins": [shown_path(path) for path in added.paths],
             "methods": list(methods),
             "n_bins": n_bins,
+            "by": by,
             "sts_bins": STS_BINS,
             "sts_grid": list(STS_GRID),
             "split": "prompts dealt into two halves; fitted on the first, graded on the second",
@@ -170,9 +197,22 @@ def calibrate(
     )
 
 
-def _check(sources: Sequence[str] | None, methods: Sequence[str], n_bins: int) -> None:
+def _known_sources(plugin: Plugin) -> dict[str, Predictor]:
+    """Return what can be calibrated: what is taken as log-odds and reads a feature."""
+    own = [p for p in plugin.own_predictors() if not p.fitted and p.feature is not None]
+    if plugin.paths and not own:
+        raise InputError(
+            f"{', '.join(plugin.paths)}: adds no predictor that is not fitted, and only such can "
+            "be calibrated"
+        )
+    return {name: PREDICTORS[name] for name in SOURCES} | {p.name: p for p in own}
+
+
+def _check(
+    sources: Sequence[str] | None, methods: Sequence[str], n_bins: int, known_sources: Sequence[str]
+) -> None:
     for kind, given, known in (
-        ("source", sources or (), SOURCES),
+        ("source", sources or (), known_sources),
         ("method", methods, tuple(CALIBRATORS)),
     ):
         unknown = [name for name in given if name not in known]
@@ -182,15 +222,16 @@ def _check(sources: Sequence[str] | None, methods: Sequence[str], n_bins: int) -
         raise InputError(f"n_bins must be at least 1, got {n_bins}")
 
 
-def _present(cell: Cell, sources: Sequence[str] | None) -> list[str]:
+def _present(
+    cell: Cell, sources: Sequence[str] | None, known: Mapping[str, Predictor]
+) -> list[str]:
     def lacks(source: str) -> bool:
         return any(
-            cell.rows[column].null_count() == len(cell.rows)
-            for column in PREDICTORS[source].columns
+            cell.rows[column].null_count() == len(cell.rows) for column in known[source].columns
         )
 
     if sources is None:
-        return [source for source in SOURCES if not lacks(source)]
+        return [source for source in known if not lacks(source)]
     missing = [source for source in sources if lacks(source)]
     if missing:
         raise InputError(f"run {cell.run}: the log holds no {missing[0]}")
@@ -215,12 +256,17 @@ def _frame(cell: Cell, rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def _calibrate(
-    cell: Cell, source: str, methods: Sequence[str], n_bins: int, origin: dict[str, Any]
+    cell: Cell, predictor: Predictor, options: _Options, origin: dict[str, Any]
 ) -> _Made:
-    ready = prepare(cell, [PREDICTORS[source]], folds=2, chosen=True)
-    fitted = _fit_all(ready, source, methods)
-    rows = _grade_conditional(ready, source, fitted, n_bins)
-    grid, log_odds = _read_grid(cell, source, ready.fold_of_prompt)
+    source = predictor.name
+    ready = prepare(cell, [predictor], folds=2, chosen=True)
+    fitted = _fit_all(ready, source, options.methods)
+    groups = None
+    if options.grouping is not None:
+        code = options.grouping.code_cell(cell, ready.frame)
+        groups = options.grouping.name(code)
+    rows = _grade_conditional(ready, source, fitted, options.n_bins, groups)
+    grid, log_odds = _read_grid(cell, predictor, ready.fold_of_prompt)
     part = grid.fold == _FIT
     sts = fit_sts(log_odds[part], grid.survived[part])
     rows += _grade_survival(source, grid, log_odds, sts)
@@ -256,8 +302,13 @@ def _fit_all(ready: Prepared, source: str, methods: Sequence[str]) -> list[Calib
 
 
 def _grade_conditional(
-    ready: Prepared, source: str, fitted: list[Calibrator], n_bins: int
+    ready: Prepared,
+    source: str,
+    fitted: list[Calibrator],
+    n_bins: int,
+    groups: pl.Series | None = None,
 ) -> list[dict[str, Any]]:
+    """Grade every calibrator on the other half; ``groups`` name the group of each row."""
     rows = ready.rows
     part = rows.fold_slices[_GRADED]
     raw = ready.features[source][part]
@@ -270,8 +321,19 @@ def _grade_conditional(
         for k in [None, *range(rows.num_positions)]:
             here = np.ones_like(y) if k is None else position == k
             scored = _scores(y[here], logit[here], raw[here], group[here], n_bins)
-            out.append({**label, "per_position": per_position, "position": k, **scored})
+            out.append({**label, "per_position": per_position, "position": k, "by": None, **scored})
+        for value, here in _masks(groups, part):
+            scored = _scores(y[here], logit[here], raw[here], group[here], n_bins)
+            place = {"per_position": per_position, "position": None, "by": value}
+            out.append({**label, **place, **scored})
     return out
+
+
+def _masks(groups: pl.Series | None, part: slice) -> Iterator[tuple[str, BoolArray]]:
+    """Yield each group of a part of the rows, and which rows are in it."""
+    if groups is not None:
+        for value in groups[part].unique().sort():
+            yield value, (groups[part] == value).to_numpy()
 
 
 def _scores(
@@ -300,18 +362,18 @@ def _scores(
 
 
 def _read_grid(
-    cell: Cell, source: str, fold_of_prompt: IntArray
+    cell: Cell, predictor: Predictor, fold_of_prompt: IntArray
 ) -> tuple[ProposalGrid, FloatArray]:
     """Return the admitted proposals, and the log-odds that the source gives them, (P, K)."""
-    frame = read_admitted(cell, PREDICTORS[source].columns)
-    gaps = [c for c in PREDICTORS[source].columns if frame[c].null_count()]
+    frame = read_admitted(cell, predictor.columns)
+    gaps = [c for c in predictor.columns if frame[c].null_count()]
     if gaps:
         raise InputError(
             f"run {cell.run}: {gaps[0]} is null on {frame[gaps[0]].null_count()} admitted rows: "
             "survival needs it behind rejections too"
         )
     grid = make_grid(cell, frame, fold_of_prompt)
-    return grid, grid.spread(compute_feature(PREDICTORS[source], grid.rows))
+    return grid, grid.spread(compute_feature(predictor, grid.rows))
 
 
 def _grade_survival(
@@ -331,7 +393,8 @@ def _grade_survival(
                 here[:, [j for j in range(z.shape[1]) if j != k]] = False
             owner = np.broadcast_to(group[:, None], z.shape)[here]
             scored = _scores(survived[here], logit[here], raw[here], owner, STS_BINS)
-            out.append({**label, "per_position": method == "sts", "position": k, **scored})
+            place = {"per_position": method == "sts", "position": k, "by": None}
+            out.append({**label, **place, **scored})
     return out
 
 

@@ -6,6 +6,7 @@ number less its influence on the other, so that what makes a prompt hard for bot
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,15 +14,18 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.grading.by import Grouping, make_grouping
+from draftlab.log.files import shown_path
 from draftlab.log.reader import open_any
 from draftlab.log.summary import proposals
 from draftlab.metrics import auc_influence, divide, half_width, row_pairs, sum_by
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.results import Note, Result, study, tidy
 from draftlab.schema import REQUESTS
 from draftlab.studies.evaluate import Evaluation, evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
@@ -71,9 +75,10 @@ class Comparison(Result):
     )
     predictors: pl.DataFrame = tidy(
         """One row per predictor and metric on the positions that both logs have: predictor,
-        lossless, metric (auc, log_loss, brier, mean_prediction), a, b, difference, low, high (95 %
-        by prompt), distinguishable (null: no interval), n_a, n_b, n_prompts (prompts in the
-        interval), paired (at least half of them are in both)."""
+        lossless, by (null: all; otherwise a value of the column asked for), metric (auc, log_loss,
+        brier, mean_prediction), a, b, difference, low, high (95 % by prompt), distinguishable
+        (null: no interval), n_a, n_b, n_prompts (prompts in the interval), paired (at least half
+        of them are in both)."""
     )
     acceptance: pl.DataFrame = tidy(
         """One row per measure (acceptance_length, conditional), dataset (null: all) and position
@@ -109,6 +114,9 @@ def compare(
     b: DraftLog | str | Path | Sequence[str | Path],
     *,
     allow_trimmed: bool = True,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
     """Compare two logs of one cell each: predictors, acceptance lengths, conditional acceptance.
@@ -120,6 +128,12 @@ def compare(
         ``setup`` then says.
     allow_trimmed : bool
         Take logs of adaptive verification, with a warning in ``setup``.
+    plugin : Plugin, path or paths, optional
+        A user's features and predictors, graded on both logs, as in `evaluate`.
+    by : str, optional
+        One more way to cut the rows, as in `evaluate`: ``"prompt_tokens:100,500"``.
+    where : str, optional
+        Part of each log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -132,13 +146,15 @@ def compare(
     InputError
         A log with several cells, or one that cannot be evaluated.
     """
-    logs = [open_any(a), open_any(b)]
+    logs = [open_any(a, where), open_any(b, where)]
+    added = as_plugin(plugin)
     evaluations = [
-        evaluate(log, keep_predictions=True, allow_trimmed=allow_trimmed) for log in logs
+        evaluate(log, keep_predictions=True, allow_trimmed=allow_trimmed, plugin=added)
+        for log in logs
     ]
     for name, evaluation in zip("ab", evaluations, strict=True):
         _refuse_several(name, evaluation)
-    first, second, prompts = _arrange(logs, evaluations)
+    first, second, prompts = _arrange(logs, evaluations, by)
     kept, how = _choose_prompts(first, second, prompts)
     first, second = (_keep(side, kept) for side in (first, second))
     K = min(_num_positions(evaluation) for evaluation in evaluations)
@@ -149,7 +165,12 @@ def compare(
         predictors=_compare_predictors(_cut(first, K), _cut(second, K), len(prompts)),
         acceptance=_compare_acceptance(first, second, len(prompts), same_k=same_k),
         notes=_notes(evaluations),
-        settings={"paired_share": PAIRED_SHARE, "folds": evaluations[0].settings["folds"]},
+        settings={
+            "paired_share": PAIRED_SHARE,
+            "folds": evaluations[0].settings["folds"],
+            "by": by,
+            "plugins": [shown_path(path) for path in added.paths],
+        },
         provenance={},
     )
 
@@ -164,16 +185,19 @@ def _refuse_several(name: str, evaluation: Evaluation) -> None:
 
 
 def _arrange(
-    logs: list[DraftLog], evaluations: list[Evaluation]
+    logs: list[DraftLog], evaluations: list[Evaluation], by: str | None
 ) -> tuple[_Side, _Side, list[tuple[str, str]]]:
-    """Give prompts of both logs common codes."""
+    """Give prompts of both logs common codes, and rows the value of ``by``."""
     tables = []
-    for log, evaluation in zip(logs, evaluations, strict=True):
+    groupings = [None, None] if by is None else make_grouping(by, *logs)
+    for log, evaluation, grouping in zip(logs, evaluations, groupings, strict=True):
         rows = evaluation.predictions
         assert rows is not None
         requests = log.requests.select("run", "request", "dataset", "group").collect()
         lengths = proposals(log).select("run", "request", "step", "slot", "acceptance_length")
         joined = lengths.collect().join(requests, on=["run", "request"]).sort("run", "step", "slot")
+        if grouping is not None:
+            rows = _with_value(rows, joined, grouping)
         tables.append((rows, joined.drop_nulls(["dataset", "group"])))
     names = ["dataset", "group"]
     every = pl.concat([table.select(names) for pair in tables for table in pair]).unique()
@@ -187,6 +211,14 @@ def _arrange(
         for log, evaluation, pair in zip(logs, evaluations, tables, strict=True)
     ]
     return sides[0], sides[1], codes.select(names).rows()
+
+
+def _with_value(rows: pl.DataFrame, lengths: pl.DataFrame, grouping: Grouping) -> pl.DataFrame:
+    """Return graded rows with the value that they are grouped by, as ``by``."""
+    keys = ["run", "step", "slot"]
+    known = lengths.select(*keys, "request")
+    coded = grouping.code(rows.select(keys).join(known, on=keys, how="left", maintain_order="left"))
+    return rows.with_columns(by=grouping.name(coded))
 
 
 def _choose_prompts(
@@ -274,14 +306,26 @@ def _compare_predictors(first: _Side, second: _Side, num_prompts: int) -> pl.Dat
     for predictor in first.evaluation.metrics["predictor"].unique(maintain_order=True):
         if predictor not in shared or predictor not in first.rows.columns:
             continue
-        for metric in METRICS:
-            sides = [_grade(side, predictor, metric, num_prompts) for side in (first, second)]
+        for (value, *sides), metric in itertools.product(_parts(first, second), METRICS):
+            graded = [_grade(side, predictor, metric, num_prompts) for side in sides]
             found.append(
-                {"predictor": predictor, "lossless": lossless[predictor], "metric": metric}
-                | _difference(*sides)
-                | {"n_a": len(first.rows), "n_b": len(second.rows)}
+                {"predictor": predictor, "lossless": lossless[predictor], "by": value}
+                | {"metric": metric}
+                | _difference(*graded)
+                | {"n_a": len(sides[0].rows), "n_b": len(sides[1].rows)}
             )
-    return pl.DataFrame(found)
+    return pl.DataFrame(found, schema_overrides={"by": pl.String})
+
+
+def _parts(first: _Side, second: _Side) -> Iterator[tuple[str | None, _Side, _Side]]:
+    """Yield both sides, whole and then by each value that both have."""
+    yield None, first, second
+    if "by" in first.rows.columns:
+        shared = set(second.rows["by"])
+        for value in first.rows["by"].unique().sort():
+            if value in shared:
+                a, b = (s._replace(rows=s.rows.filter(by=value)) for s in (first, second))
+                yield value, a, b
 
 
 def _grade(side: _Side, predictor: str, metric: str, num_prompts: int) -> _Influence:

@@ -10,6 +10,7 @@ import polars as pl
 
 from draftlab.errors import InputError
 from draftlab.features import LOG_ODDS_LIMIT
+from draftlab.grading.by import Grouping, group_rows, make_grouping
 from draftlab.grading.cells import Cell, acceptance_table, name_cell, read_cells
 from draftlab.grading.differences import Compare, difference_table
 from draftlab.grading.grade import Grade, Orders, grade
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from draftlab.grading.rows import GradedRows
 
 _METRICS = (
-    *("predictor", "lossless", "fitted", "trimmed", "view", "scope", "dataset", "position"),
+    *("predictor", "lossless", "fitted", "trimmed", "view", "scope", "dataset", "position", "by"),
     *("n", "n_accepted", "n_prompts", "n_excluded", "n_clamped"),
     *("mean_prediction", "mean_prediction_low", "mean_prediction_high"),
     *("auc", "auc_low", "auc_high", "log_loss", "log_loss_low", "log_loss_high"),
@@ -59,7 +60,8 @@ class Evaluation(Result):
 
     metrics: pl.DataFrame = tidy(
         """One row per predictor, scope, dataset and position: run, pair, drafting, predictor,
-        lossless, fitted, selected, view, scope, dataset, position, n, n_accepted, n_prompts,
+        lossless, fitted, selected, view, scope, dataset, position, by (the value, in scope ``by``,
+        which is there if asked for), n, n_accepted, n_prompts,
         n_excluded (labelled, not graded), n_clamped, mean_prediction, auc, log_loss, ece, ece_bins,
         ece_debiased, ece_null, ece_null_high, brier. Mean prediction, AUC, log-loss and Brier with
         _low and _high, 95 % by group; NaN with fewer than two groups. brier = brier_reliability -
@@ -92,8 +94,9 @@ class Evaluation(Result):
     )
     survival: pl.DataFrame = tidy(
         """The other view, never mixed with ``metrics``: whether everything up to a position was
-        accepted, on admitted rows. Columns of ``metrics`` without n_excluded and n_clamped; view is
-        ``survival``, n counts admitted rows and n_accepted those that survived."""
+        accepted, on admitted rows. Columns of ``metrics`` without by, n_excluded and
+        n_clamped; view is ``survival``, n counts admitted rows and n_accepted those that
+        survived."""
     )
     lengths: pl.DataFrame = tidy(
         """Expected against observed accepted draft tokens of a proposal, by survival predictor and
@@ -141,6 +144,7 @@ class _Options(NamedTuple):
     keep_predictions: bool
     compare: Compare
     plugin: Plugin
+    grouping: Grouping | None
 
 
 class _Graded(NamedTuple):
@@ -166,6 +170,8 @@ def evaluate(
     keep_predictions: bool = False,
     compare: Compare = "adopted",
     plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Evaluation:
     """Refit every predictor of conditional acceptance and grade it on held-out rows.
@@ -203,6 +209,11 @@ def evaluate(
         every pair.
     plugin : Plugin, path or paths, optional
         A user's features, predictors and metrics: Python files, or what `load_plugins` gives.
+    by : str, optional
+        One more way to cut the rows: a column of requests, steps (``time`` too) or the run;
+        ``"prompt_tokens:100,500"`` states edges.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -228,6 +239,7 @@ def evaluate(
     """
     added = as_plugin(plugin)
     asked = added.choose_predictors(as_names(predictors))
+    opened = open_any(log, where)
     options = _Options(
         in_sample=in_sample,
         folds=folds,
@@ -237,9 +249,9 @@ def evaluate(
         keep_predictions=keep_predictions,
         compare=compare,
         plugin=added,
+        grouping=None if by is None else make_grouping(by, opened)[0],
     )
-    _check(options)
-    opened = open_any(log)
+    _check(options, len(asked))
     columns = sorted({column for predictor in asked for column in predictor.columns})
     cells = read_cells(opened, columns, pool=pool)
     refuse_trimmed(cells, asked, allow_trimmed)
@@ -248,12 +260,16 @@ def evaluate(
         **_stack(graded),
         predictions=_stack_predictions(graded) if keep_predictions else None,
         notes=_notes(opened, graded, failures),
-        settings=_settings(options, asked, graded),
+        settings=_settings(options, asked, graded) | {"by": by},
         provenance={},
     )
 
 
-def _check(options: _Options) -> None:
+def _check(options: _Options, num_predictors: int) -> None:
+    if options.in_sample and options.folds != NUM_FOLDS:
+        raise InputError("--folds says nothing in sample: leave out --folds or --in-sample")
+    if options.compare == "all" and num_predictors == 1:
+        raise InputError("--compare-all needs two predictors, and one is named")
     if options.folds < 2 and not options.in_sample:
         raise InputError(f"folds must be at least 2, got {options.folds} (or use --in-sample)")
     if options.compare not in get_args(Compare):
@@ -295,6 +311,16 @@ class _Conditional(NamedTuple):
     notes: list[Note]
 
 
+class _Work(NamedTuple):
+    """What is done for one predictor."""
+
+    grade: Grade
+    by: pl.DataFrame | None
+    """Rows of scope ``by``."""
+    used: Coefficients
+    fits: list[pl.DataFrame]
+
+
 def _grade_cell(cell: Cell, predictors: list[Predictor], options: _Options) -> _Graded:
     # one after the other, so that the rows of one view are gone before the other's are read
     one = _conditional(cell, predictors, options)
@@ -314,8 +340,9 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
     ready = prepare(cell, predictors, folds=folds, chosen=options.chosen)
     rows, orders = ready.rows, Orders(ready.rows)
     keep_logits = options.keep_predictions or bool(options.plugin.metrics)
+    grouped = None if options.grouping is None else group_rows(cell, ready, options.grouping)
 
-    def work(predictor: Predictor) -> tuple[Grade, Coefficients, list[pl.DataFrame]]:
+    def work(predictor: Predictor) -> _Work:
         feature = ready.features[predictor.name]
         slopes, intercepts, fits = refit(
             predictor, rows, feature, slope_per_position=options.slope_per_position
@@ -323,21 +350,23 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
         graded = grade(rows, feature, slopes, intercepts, options.n_bins, orders=orders)
         if not keep_logits:
             graded = graded._replace(logit=np.empty(0))
-        return graded, Coefficients(slopes, intercepts), fits
+        by = None
+        if grouped is not None:
+            marked = ready.features.clamped(predictor.name)
+            by = grouped.grade(feature, slopes, intercepts, options.n_bins, marked)
+        return _Work(graded, by, Coefficients(slopes, intercepts), fits)
 
     kept = ready.predictors
     done = dict(zip([p.name for p in kept], run_threads(work, kept), strict=True))
-    grades = {name: graded for name, (graded, _, _) in done.items()}
-    coefficients = pl.concat(
-        [no_coefficients(), *(t for _, _, fits in done.values() for t in fits)]
-    )
+    grades = {name: one.grade for name, one in done.items()}
+    coefficients = pl.concat([no_coefficients(), *(t for one in done.values() for t in one.fits)])
     predictions = None
     if options.keep_predictions:
         logits = {name: graded.logit for name, graded in grades.items()}
         predictions = _predictions(cell, ready.frame, rows, logits)[ready.log_order]
     return _Conditional(
         tables={
-            "metrics": _metrics(cell, ready, grades, options),
+            "metrics": _metrics(cell, ready, done, options),
             "differences": difference_table(rows, grades, options.compare),
             "coefficients": coefficients,
             "reliability": _by_predictor({name: one.reliability for name, one in grades.items()}),
@@ -349,7 +378,7 @@ def _conditional(cell: Cell, predictors: list[Predictor], options: _Options) -> 
         },
         predictions=predictions,
         predictors=kept,
-        used={name: used for name, (_, used, _) in done.items()},
+        used={name: one.used for name, one in done.items()},
         fold_of_prompt=ready.fold_of_prompt,
         dropped=ready.dropped,
         notes=ready.notes + fit_notes(coefficients),
@@ -405,20 +434,29 @@ def _plugin_metrics(rows: GradedRows, grades: dict[str, Grade], plugin: Plugin) 
 
 
 def _metrics(
-    cell: Cell, ready: Prepared, grades: dict[str, Grade], options: _Options
+    cell: Cell, ready: Prepared, done: dict[str, _Work], options: _Options
 ) -> pl.DataFrame:
     num_excluded = _count_excluded(cell, ready.rows)
+    tables = {
+        name: one.grade.table.with_columns(
+            by=pl.lit(None, dtype=pl.String),
+            n_excluded=num_excluded,
+            n_clamped=_count(ready.rows, ready.features.clamped(name)),
+        )
+        for name, one in done.items()
+    }
+    for name, one in done.items():
+        if one.by is not None:
+            tables[name] = pl.concat([tables[name], one.by.select(tables[name].columns)])
     return pl.concat(
-        grades[predictor.name]
-        .table.with_columns(
+        tables[predictor.name]
+        .with_columns(
             predictor=pl.lit(predictor.name),
             lossless=pl.lit(predictor.lossless(cell.strictest)),
             fitted=pl.lit(predictor.fitted),
             trimmed=pl.lit(cell.trimmed),
             view=pl.lit("conditional"),
             ece_bins=pl.lit(options.n_bins, dtype=pl.Int32),
-            n_excluded=num_excluded,
-            n_clamped=_count(ready.rows, ready.features.clamped(predictor.name)),
         )
         .select(_METRICS)
         for predictor in ready.predictors

@@ -57,3 +57,26 @@ def test_compare_prints_and_writes_differences(
     assert found.code == 0, found.err
     written = pl.read_parquet(tmp_path / "out" / "compare" / "predictors.parquet")
     assert written["difference"].drop_nans().drop_nulls().abs().max() == 0
+
+
+def test_a_part_is_named_and_values_have_a_table(
+    call: Callable[..., Outcome], log: Path, tmp_path: Path
+) -> None:
+    where = "dataset = 'even' or request = 1"
+    found = call("evaluate", log, "--where", where, "--by", "dataset", "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    lines = found.out.splitlines()
+    assert lines[0] == f"part of the log: {where}"
+    first = lines.index("logit(qmax) by dataset")
+    assert lines[first + 2].startswith("even")
+    assert lines[first + 3].startswith("odd")
+    for command in ("calibrate", "replay"):
+        found = call(command, log, "--by", "dataset", "--where", where)
+        assert found.code == 0, found.err
+        assert "even" in found.out
+    found = call("compare", log, log, "--by", "dataset", "--where", where)
+    assert found.code == 0, found.err
+    assert "even" in found.out
+    bad = call("evaluate", log, "--where", "dataset = even")
+    assert bad.code == 2
+    assert bad.err.startswith("draftlab: --where dataset = even: unknown column 'even'")

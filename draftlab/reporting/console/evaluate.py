@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from draftlab.predictors.baselines import ADOPTED
+from draftlab.reporting.console.text import print_table
 from draftlab.reporting.labels import (
     UNDEFINED,
     CellKey,
@@ -15,7 +16,13 @@ from draftlab.reporting.labels import (
     label,
     of_cell,
 )
-from draftlab.reporting.tables import by_position, calibration_line, describe, headline_table
+from draftlab.reporting.tables import (
+    by_position,
+    by_value,
+    calibration_line,
+    describe,
+    headline_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +36,8 @@ _POSITIONS_PRINTED = 9
 
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Print every cell of an evaluation as text of at most 100 columns."""
+    if where := evaluation.settings.get("where"):
+        _print(console, f"part of the log: {where}")
     for cell in cells(evaluation):
         for line in (*describe(evaluation, cell), calibration_line(evaluation, cell)):
             _print(console, line)
@@ -36,10 +45,21 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         for line in _LEGEND:
             _print(console, line)
         console.print(_rich_positions(by_position(evaluation, cell)))
+        if evaluation.settings.get("by"):
+            _print_by(evaluation, cell, console)
         if len(of_cell(evaluation.differences, cell)):
             console.print(_rich_differences(evaluation, cell))
     for note in evaluation.notes:
         _print(console, f"note: {note}")
+
+
+def _print_by(evaluation: Evaluation, cell: CellKey, console: Console) -> None:
+    """Print the grades of the adopted predictor, or of the first, by value."""
+    grades = by_value(evaluation, cell)
+    shown = ADOPTED if ADOPTED in set(grades["predictor"]) else grades["predictor"][0]
+    _print(console, f"{label(shown).name} by {evaluation.settings['by'].partition(':')[0]}")
+    print_table(grades.filter(predictor=shown).drop("predictor", "name"), console)
+    _print(console, "")
 
 
 def _print(console: Console, text: str) -> None:

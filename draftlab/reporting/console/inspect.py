@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from draftlab.reporting.console.text import print_table
+from draftlab.schema import Excluded
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,6 +30,33 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
         )
     if inspection.findings.is_empty():
         console.print("all checks passed")
+
+
+_PLACE = ("step", "position", "verify_step", "admitted", "accepted", "excluded")
+
+
+def print_request(inspection: Inspection, console: Console) -> None:
+    """Print the request that was asked for: its facts, then its drafts; columns of nulls not."""
+    for row in inspection.request.iter_rows(named=True):
+        for name, value in row.items():
+            if value is not None:
+                shown = f"{value:g}" if isinstance(value, float) else str(value)
+                console.print(f"{name:<14} {shown}", markup=False, highlight=False, soft_wrap=True)
+    rows = inspection.rows
+    hidden = ("run", "request", "slot", *_PLACE)
+    measured = [c for c in rows.columns if c not in hidden and rows[c].null_count() < len(rows)]
+    places = rows.select(
+        pl.col("step", "position", "verify_step").cast(pl.String),
+        "admitted",
+        "accepted",
+        pl.col("excluded").map_elements(_reasons, return_dtype=pl.String),
+    )
+    print_table(pl.concat([places, rows.select(measured)], how="horizontal"), console)
+
+
+def _reasons(bits: int) -> str:
+    """Name the bits of ``excluded``."""
+    return ", ".join(bit.name.lower() for bit in Excluded if bit & bits and bit.name) or "no"
 
 
 def _print_run(console: Console, run: dict[str, Any], workloads: pl.DataFrame) -> None:

@@ -31,6 +31,9 @@ def print_replay(result: Replay, console: Console) -> None:
         for line in lines:
             console.print(line, markup=False, highlight=False)
         print_table(rows.select(SUMMARY), console)
+    if len(result.groups):
+        console.print(f"by {result.settings['by'].partition(':')[0]}", markup=False)
+        print_table(result.groups.drop("pair", "drafting"), console)
     if len(result.disagreement):
         print_table(result.disagreement.select(DISAGREEMENT), console)
     for note in result.notes:

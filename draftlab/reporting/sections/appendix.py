@@ -158,12 +158,27 @@ def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
 def list_commands(studies: Studies) -> list[str]:
     """Return what to type for this report: the collection of each run, then the report."""
     inspection = studies.inspection
-    words = [*inspection.typed, *_changed(studies.evaluation)]
+    words = [*inspection.typed, *where_words(studies.evaluation), *_changed(studies.evaluation)]
     if check := studies.results.get("trimming-check"):
         words += ["--trimmed", check.settings["trimmed"]]
     if simulation := studies.results.get("simulate"):
         words += [word for cost in simulation.settings["cost"] or () for word in ("--cost", cost)]
     return [*collected(inspection), f"draftlab report {shlex.join([*words, '--out', 'report'])}"]
+
+
+def where_words(result: Result) -> list[str]:
+    """Return the option that chose the part of a log which a result is of, as it is typed."""
+    where = result.settings.get("where")
+    return ["--where", where] if isinstance(where, str) else []
+
+
+def where_fact(result: Result) -> list[list[str]]:
+    """Return the part of the log which a result is of, as key and value; nothing of a whole log."""
+    where = result.settings.get("where")
+    if where is None:
+        return []
+    parts = {"": where} if isinstance(where, str) else where
+    return [[f"Part of the log {name}".rstrip(), text or "all"] for name, text in parts.items()]
 
 
 def collected(inspection: Inspection) -> list[str]:
@@ -194,7 +209,7 @@ def _shorten_paths(note: str, inspection: Inspection) -> str:
 def _changed(evaluation: Evaluation) -> list[str]:
     """Return the options of `evaluate` that were not left as they are, as they are typed."""
     settings = evaluation.settings
-    changed = []
+    changed = ["--by", settings["by"]] if settings.get("by") else []
     asked, known = list(settings["predictors"]), list(PREDICTORS)
     # a plugin adds its own to the known ones
     left = asked[: len(known)] if settings["plugins"] else asked

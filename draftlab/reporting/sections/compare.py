@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -20,7 +21,8 @@ def build_comparison(
     a: Inspection, b: Inspection, comparison: Comparison
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content of report.json for two logs, and its figures as SVG by id."""
-    commands = [*dict.fromkeys(appendix.collected(a) + appendix.collected(b)), _command(a, b)]
+    command = _command(a, b, appendix.where_words(comparison))
+    commands = [*dict.fromkeys(appendix.collected(a) + appendix.collected(b)), command]
     origin = appendix.origin(comparison)
     sections = [
         setup(comparison),
@@ -35,7 +37,8 @@ def build_comparison(
         "report": FORMAT_VERSION,
         "title": _title(a, b),
         "lede": "What differs between a and b, and how sure that is; every difference is a - b.",
-        "facts": [_fact(name, inspection) for name, inspection in (("a", a), ("b", b))],
+        "facts": [_fact(name, inspection) for name, inspection in (("a", a), ("b", b))]
+        + appendix.where_fact(comparison),
         "date": max(date_of(a), date_of(b)),
         "cells": [],
         "settings": comparison.settings,
@@ -160,6 +163,6 @@ def _fact(name: str, log: Inspection) -> list[str]:
     return [f"Log {name}", f"{_join(log, 'pair')}, K = {K}: {_join(log, 'run')}"]
 
 
-def _command(a: Inspection, b: Inspection) -> str:
-    others = " ".join(f"--compare {path}" for path in b.typed)
-    return f"draftlab report {' '.join(a.typed)} {others} --out report"
+def _command(a: Inspection, b: Inspection, options: list[str]) -> str:
+    others = [word for path in b.typed for word in ("--compare", path)]
+    return shlex.join(["draftlab", "report", *a.typed, *others, *options, "--out", "report"])

@@ -255,7 +255,28 @@ def positions(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
     every = tables.by_position(evaluation, cell, headline["predictor"])
     parts += blocks.table(f"{name}-pivot", auc_by_position(every), "AUC by position (F1).")
     parts += blocks.table(f"{name}-table", every, "Every predictor at every position.", folded=True)
+    if column := evaluation.settings.get("by"):
+        grades = tables.by_value(evaluation, cell)
+        mine = grades.filter(predictor=ADOPTED)
+        title = f"By {column.partition(':')[0].replace('_', ' ')}"
+        parts += blocks.table(
+            f"{name}-by", mine, f"{title}: {label(ADOPTED).name}, 95 % by prompt.", _BY
+        )
+        parts += blocks.table(f"{name}-by-table", grades, f"{title}: all predictors.", folded=True)
     return blocks.section(name, "By position", parts)
+
+
+_BY = [
+    Column("by", "value"),
+    Column("n", "n"),
+    Column("n_prompts", "prompts"),
+    Column("rate", "acceptance"),
+    Column("mean_prediction", "predicted"),
+    Column("auc", "AUC", 4, "auc_low", "auc_high"),
+    Column("log_loss", "log-loss", 4, "log_loss_low", "log_loss_high"),
+    Column("ece", "ECE"),
+    Column("ece_null", "exp."),
+]
 
 
 def auc_by_position(rows: pl.DataFrame) -> pl.DataFrame:

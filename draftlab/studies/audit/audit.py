@@ -135,6 +135,8 @@ def audit(
     for threshold in thresholds:
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold must lie in [0, 1], got {threshold}")
+    if log is None and tuple(thresholds) != THRESHOLDS:
+        raise InputError("--threshold says nothing without a log: the rule is measured on one")
     opened = None if log is None else open_any(log)
     rows = [*_proof_rows(), *_engine_rows(engine or {})]
     notes: list[Note] = []

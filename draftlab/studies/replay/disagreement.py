@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from draftlab._types import FloatArray
+    from draftlab.features import Feature
     from draftlab.log.reader import DraftLog, Run
 
 _ROWS = 100_000
@@ -35,7 +36,12 @@ _SCHEMA = {
 }  # fmt: skip
 
 
-def compare(log: DraftLog, coefficients: pl.DataFrame, features: Mapping[str, str]) -> pl.DataFrame:
+def compare(
+    log: DraftLog,
+    coefficients: pl.DataFrame,
+    features: Mapping[str, str],
+    derived: Mapping[str, Feature] | None = None,
+) -> pl.DataFrame:
     """Compare every two runs of a deployment, estimator by estimator, at equal refits.
 
     Parameters
@@ -45,6 +51,8 @@ def compare(log: DraftLog, coefficients: pl.DataFrame, features: Mapping[str, st
     coefficients : DataFrame
         Of `draftlab.studies.replay.replay.Replay`.
     features : mapping of estimator to the feature that it reads
+    derived : mapping of name to Feature, optional
+        Features that the log has no column of.
 
     Returns
     -------
@@ -57,6 +65,7 @@ def compare(log: DraftLog, coefficients: pl.DataFrame, features: Mapping[str, st
         (nats), largest one of the probability.
     """
     rows = []
+    computed = derived or {}
     for a, b in _siblings(log):
         for estimator, feature in features.items():
             track_a, track_b = (_track(coefficients, run, estimator) for run in (a, b))
@@ -68,7 +77,8 @@ def compare(log: DraftLog, coefficients: pl.DataFrame, features: Mapping[str, st
                 "run_b": b.name,
                 "estimator": estimator,
             }
-            rows.append(names | _difference(track_a, track_b, _deciles(a, column_of(feature))))
+            value = computed[feature].expr if feature in computed else pl.col(column_of(feature))
+            rows.append(names | _difference(track_a, track_b, _deciles(a, value)))
     return pl.DataFrame(rows, schema=_SCHEMA)
 
 
@@ -141,14 +151,14 @@ def _difference(a: dict[str, Any], b: dict[str, Any], grid: FloatArray) -> dict[
     }
 
 
-def _deciles(run: Run, column: str) -> FloatArray:
+def _deciles(run: Run, feature: pl.Expr) -> FloatArray:
     """Return the deciles of a feature over the first labelled rows, clipped as stored."""
     values = (
         run.scan("drafts")
-        .filter(pl.col("accepted").is_not_null(), pl.col(column).is_not_null())
-        .select(pl.col(column).cast(pl.Float64).clip(-FEATURE_LIMIT, FEATURE_LIMIT))
+        .filter(pl.col("accepted").is_not_null(), feature.is_not_null())
+        .select(feature=feature.cast(pl.Float64).clip(-FEATURE_LIMIT, FEATURE_LIMIT))
         .head(_ROWS)
-        .collect()[column]
+        .collect()["feature"]
         .to_numpy()
     )
     return np.asarray(np.quantile(values, np.arange(1, 10) / 10))

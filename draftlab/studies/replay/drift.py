@@ -26,13 +26,14 @@ from draftlab.studies.replay.replay import (
     make_settings,
     replay_source,
 )
-from draftlab.studies.replay.rows import Source
+from draftlab.studies.replay.rows import Source, derive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from draftlab._types import BoolArray, FloatArray, IntArray
+    from draftlab.features import Feature
     from draftlab.log.reader import Run
 
 HARDEST = "default"
@@ -131,6 +132,7 @@ def drift(
     *,
     repeat: int = 1,
     proposals_per_step: int = 64,
+    where: str | None = None,
     out: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Drift:
@@ -149,6 +151,8 @@ def drift(
         How often the scenario is run through.
     proposals_per_step : int
         Requests in a step.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
     **options
@@ -160,15 +164,20 @@ def drift(
     InputError
         A workload that the log lacks, a scenario of another form, or the errors of `replay`.
     """
+    if taken := [n for n in ("offline", "snapshot") if n in options]:
+        raise InputError(f"drift does not take {taken[0]}: it begins anew, beside the offline fit")
     options = {"window": 10, **options, "offline": True}
     chosen = make_settings(**options)
-    opened = open_any(log)
+    opened = open_any(log, where)
     run = opened.runs[0]
     segments = _segments(opened, scenario, repeat, 5 * chosen.constants.refit_interval)
-    frame, passes = build_scenario(run, segments, features_of(chosen), proposals_per_step)
+    features = features_of(chosen)
+    frame, passes = build_scenario(run, segments, features, proposals_per_step, chosen.derived)
     pieces = _segment_frames(frame, segments)
     last = int(frame.select(pl.col("verify_step").max()).item())
-    source = Source(run, tuple(features_of(chosen)), 0, last, chosen.window, chosen.float32, frame)
+    source = Source(
+        run, tuple(features), 0, last, chosen.window, chosen.float32, frame, chosen.derived
+    )
     whole = replay_source(source, replace(chosen, snapshot=False))
     offline = [_offline(source, piece, chosen) for piece in pieces]
     stale = _stale(pieces, chosen.feature, source.num_positions)
@@ -266,7 +275,11 @@ def _stale_loss(before: Fit, own: Fit, labels: _Labels) -> float:
 
 
 def build_scenario(
-    run: Run, scenario: Sequence[Segment], features: Sequence[str], proposals_per_step: int
+    run: Run,
+    scenario: Sequence[Segment],
+    features: Sequence[str],
+    proposals_per_step: int,
+    derived: Mapping[str, Feature] | None = None,
 ) -> tuple[pl.DataFrame, dict[str, float]]:
     """Return the labelled rows of a scenario, with new steps, in order of the verdict.
 
@@ -281,6 +294,7 @@ def build_scenario(
         drafts.filter(pl.col("accepted").is_not_null())
         .join(requests, on="request")
         .sort("step", "slot", "position")
+        .with_columns(derive(features, derived or {}))
         .select("dataset", "step", "slot", "position", "accepted", "excluded", *features)
         .with_columns(proposal=pl.struct("step", "slot").rank("dense").over("dataset") - 1)
         .collect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,6 +108,41 @@ class WindowSums:
 
 
 @dataclass
+class GroupSums:
+    """What was graded, by the code of each row's group."""
+
+    sums: dict[int, WindowSums] = field(default_factory=dict)
+
+    def add(self, rows: VerdictRows, logit: FloatArray, prob: FloatArray | None = None) -> None:
+        """Grade the rows of whole windows, group by group; nothing where rows have no group."""
+        if rows.by is None:
+            return
+        for code in np.unique(rows.by[rows.eligible]).tolist():
+            here = rows.by == code
+            part = replace(
+                rows,
+                accepted=rows.accepted[here],
+                eligible=rows.eligible[here],
+                window=rows.window[here],
+            )
+            own = self.sums.setdefault(code, WindowSums())
+            own.add(part, logit[here], None if prob is None else prob[here])
+
+    def table(self, source: Source) -> pl.DataFrame:
+        """Return a row per group, over the whole run; the group stands in ``by``."""
+        assert source.grouping is not None
+        labels = source.grouping.labels
+        return pl.concat(
+            self.sums[code]
+            .table(source)
+            .filter(pl.col("window").is_null())
+            .drop("window", "first_step")
+            .select(pl.lit(labels[code]).alias("by"), pl.all())
+            for code in sorted(self.sums)
+        )
+
+
+@dataclass
 class Driver:
     """Runs one estimator along the rows and remembers what it did."""
 
@@ -120,6 +155,7 @@ class Driver:
     stride: int
     """Refits between two that are remembered: estimators that move at every step are thinned."""
     sums: WindowSums = field(default_factory=WindowSums)
+    groups: GroupSums = field(default_factory=GroupSums)
     active: list[float] = field(default_factory=lambda: [-np.inf])
     """First step whose proposals each set of coefficients predicts."""
     slopes: list[FloatArray] = field(default_factory=list)
@@ -140,6 +176,7 @@ class Driver:
             self._refit()
             low = high
         self.sums.add(rows, logit, prob)
+        self.groups.add(rows, logit, prob)
         if rows.live is not None and self.name == "vllm":
             errors = np.abs(prob - rows.live)
             self.live_error = float(np.fmax(self.live_error, np.nanmax(errors)))
@@ -214,10 +251,14 @@ class KeptRows:
 
     feature: str
     parts: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
+    groups: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    """Codes of the rows' groups, where they have one."""
 
     def add(self, rows: VerdictRows) -> None:
         """Keep the eligible rows."""
         e = rows.eligible
+        if rows.by is not None:
+            self.groups.append(rows.by[e].astype(np.int8))
         self.parts.append(
             (
                 rows.features[self.feature][e].astype(np.float32),
@@ -227,8 +268,8 @@ class KeptRows:
             )
         )
 
-    def grade(self, source: Source) -> WindowSums | None:
-        """Fit all rows and grade them in sample, by window."""
+    def grade(self, source: Source) -> tuple[WindowSums, GroupSums] | None:
+        """Fit all rows and grade them in sample, by window and by group."""
         feature, position, accepted, window = (
             np.concatenate(part) for part in zip(*self.parts, strict=True)
         )
@@ -237,8 +278,10 @@ class KeptRows:
         wide, k = feature.astype(np.float64), position.astype(np.int64)
         fit = fit_logistic(wide, k, accepted, source.num_positions)
         logit = fit.slopes[k] * wide + fit.intercepts[k]
-        sums = WindowSums()
+        sums, groups = WindowSums(), GroupSums()
         ones = np.ones(len(wide), dtype=bool)
-        rows = VerdictRows(k, k, k, accepted, ones, window.astype(np.int64), {}, None)
+        by = np.concatenate(self.groups) if self.groups else None
+        rows = VerdictRows(k, k, k, accepted, ones, window.astype(np.int64), {}, None, by)
         sums.add(rows, logit)
-        return sums
+        groups.add(rows, logit)
+        return sums, groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -9,18 +10,25 @@ import numpy as np
 import polars as pl
 
 from draftlab.errors import InputError
+from draftlab.grading.by import Grouping, make_grouping
+from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, Run, open_any
 from draftlab.online.estimator import OVERSHOOT
 from draftlab.online.rivals import DEFAULT_ESTIMATORS, ESTIMATORS, NEVER, OWN_CONSTANTS
+from draftlab.online.smoothing import SMOOTHED
 from draftlab.online.vllm import Constants, from_snapshot
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.results import Note, Result, as_names, study, tidy, unreadable_notes
+from draftlab.schema import DRAFTS
 from draftlab.studies.replay.disagreement import compare, describe
-from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, KeptRows
+from draftlab.studies.replay.prequential import COEFFICIENTS, Driver, GroupSums, KeptRows
 from draftlab.studies.replay.rows import Source, no_rows, open_source, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from draftlab.features import Feature
 
 SHIPPED = Constants()
 """What vLLM ships."""
@@ -63,6 +71,12 @@ class Replay(Result):
         runs share one."""
     )
 
+    groups: pl.DataFrame = tidy(
+        """With ``by``, the prequential metrics of the whole run by its values: estimator, by, n,
+        n_accepted, mean_prediction, log_loss, brier, ece, ece_null, auc (within windows). Empty
+        without."""
+    )
+
 
 _COLD = 0.01
 
@@ -81,6 +95,10 @@ class ReplaySettings:
     window: int = WINDOW
     own: Mapping[str, float] = field(default_factory=dict)
     """Constants that only some rivals have: decay, max_step."""
+    derived: Mapping[str, Feature] = field(default_factory=dict)
+    """Features of a plugin, which the log has no column of."""
+    plugins: tuple[str, ...] = ()
+    """Files that they come from."""
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -100,6 +118,7 @@ class ReplayOptions(TypedDict, total=False):
     window: int
     offline: bool
     snapshot: bool
+    plugin: Plugin | str | Path | Sequence[str | Path] | None
 
 
 @study
@@ -120,6 +139,9 @@ def replay(
     window: int = WINDOW,
     offline: bool = True,
     snapshot: bool = True,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    by: str | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Replay:
     """Run online estimators over a log, in order of the verdicts, one of each per run.
@@ -131,7 +153,7 @@ def replay(
     estimators : str or sequence of str, optional
         Names in `ESTIMATORS`; vLLM's rule and its common rivals unless told.
     feature : str
-        Column that the estimators read, one of `REPLAYABLE`.
+        Column that the estimators read, one of `REPLAYABLE`, or a feature of a plugin.
     refit_interval : int
         Engine steps between refits.
     damping : float
@@ -155,6 +177,12 @@ def replay(
         Add the offline fit; it keeps six bytes a labelled row, the rest needs bounded memory.
     snapshot : bool
         Begin from the start state in run.json, where there is one.
+    plugin : Plugin, path or paths, optional
+        A user's features, as in `evaluate`.
+    by : str, optional
+        One more way to grade the rows, as in `evaluate`: ``"prompt_tokens:100,500"``.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -192,8 +220,11 @@ def replay(
         window=window,
         offline=offline,
         snapshot=snapshot,
+        plugin=plugin,
     )
-    return replay_runs(open_any(log), settings)
+    opened = open_any(log, where)
+    made = replay_runs(opened, settings, None if by is None else make_grouping(by, opened)[0])
+    return dataclasses.replace(made, settings=made.settings | {"by": by})
 
 
 def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
@@ -203,34 +234,48 @@ def make_settings(**options: Unpack[ReplayOptions]) -> ReplaySettings:
     constants = {name: given.pop(name) for name in names if name in given}
     own = {name: given.pop(name, None) for name in OWN_CONSTANTS}
     estimators = as_names(given.pop("estimators", None)) or DEFAULT_ESTIMATORS
+    added = as_plugin(given.pop("plugin", None))
     settings = ReplaySettings(
         estimators=tuple(estimators),
         constants=Constants(**constants),
         own={name: value for name, value in own.items() if value is not None},
+        derived=added.features,
+        plugins=added.paths,
         **given,
     )
     check_settings(settings)
     return settings
 
 
-def replay_runs(log: DraftLog, settings: ReplaySettings) -> Replay:
+def replay_runs(
+    log: DraftLog, settings: ReplaySettings, grouping: Grouping | None = None
+) -> Replay:
     """Replay every run of a log; `replay` without reading and writing."""
     check_settings(settings)
     columns = features_of(settings)
     parts = [
         replay_source(
-            open_source(run, columns, window=settings.window, float32=settings.float32), settings
+            open_source(
+                run,
+                columns,
+                window=settings.window,
+                float32=settings.float32,
+                derived=settings.derived,
+                grouping=grouping,
+            ),
+            settings,
         )
         for run in log.runs
     ]
     coefficients = pl.concat([part.coefficients for part in parts])
     features = {name: feature_of(name, settings) for name in settings.estimators}
-    disagreement = compare(log, coefficients, features)
+    disagreement = compare(log, coefficients, features, settings.derived)
     return Replay(
         coefficients=coefficients,
         metrics=pl.concat([part.metrics for part in parts]),
         summary=pl.concat([part.summary for part in parts]),
         disagreement=disagreement,
+        groups=pl.concat([part.groups for part in parts]),
         notes=[
             *unreadable_notes(log),
             *(note for part in parts for note in part.notes),
@@ -246,8 +291,12 @@ def check_settings(settings: ReplaySettings) -> None:
     for name in settings.estimators:
         if name not in ESTIMATORS:
             raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
-    if settings.feature not in REPLAYABLE:
-        raise InputError(f"unknown feature {settings.feature!r}; known: {', '.join(REPLAYABLE)}")
+    _check_feature(settings)
+    if settings.float32 and "logit_qmax" not in features_of(settings):
+        raise InputError(
+            "--float32 quantises logit_qmax as vLLM stores it, and no estimator reads that: leave "
+            "it out"
+        )
     if settings.constants.refit_interval < 1:
         raise InputError(f"refit_interval must be >= 1, got {settings.constants.refit_interval}")
     if settings.window < 1:
@@ -257,6 +306,25 @@ def check_settings(settings: ReplaySettings) -> None:
             raise InputError(f"{name} must be >= 0, got {getattr(settings.constants, name)}")
     for name, value in settings.own.items():
         _check_own(name, value, settings.estimators)
+
+
+def _check_feature(settings: ReplaySettings) -> None:
+    """Raise InputError for a feature that the log has no column of, nor a plugin."""
+    columns = {column.name for column in DRAFTS} | {SMOOTHED}
+    if taken := sorted(columns & set(settings.derived)):
+        raise InputError(
+            f"{', '.join(settings.plugins)}: {taken[0]!r} is a column that estimators may read "
+            "already; choose another name"
+        )
+    known = (*REPLAYABLE, *settings.derived)
+    if settings.feature not in known:
+        raise InputError(f"unknown feature {settings.feature!r}; known: {', '.join(known)}")
+    if settings.plugins and settings.feature not in settings.derived:
+        listed = ", ".join(settings.derived) or "none"
+        raise InputError(
+            f"{', '.join(settings.plugins)}: estimators read one feature, {settings.feature}; name "
+            f"one of the plugin's (--feature): {listed}"
+        )
 
 
 def _check_own(name: str, value: float, estimators: Sequence[str]) -> None:
@@ -278,6 +346,7 @@ class RunReplay:
     coefficients: pl.DataFrame
     metrics: pl.DataFrame
     summary: pl.DataFrame
+    groups: pl.DataFrame
     notes: list[Note]
 
 
@@ -298,8 +367,9 @@ def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
         driver.feed(no_rows(source), source.last_step + 1)
     offline = None if keep is None else keep.grade(source)
     graded = {driver.name: driver.sums for driver in drivers}
+    grouped = {driver.name: driver.groups for driver in drivers}
     if offline is not None:
-        graded[OFFLINE] = offline
+        graded[OFFLINE], grouped[OFFLINE] = offline
     windows = {name: sums.table(source) for name, sums in graded.items()}
     run = source.run
     return RunReplay(
@@ -309,8 +379,27 @@ def replay_source(source: Source, settings: ReplaySettings) -> RunReplay:
         ),
         metrics=_named(run, _metrics(windows)),
         summary=_named(run, _summary(drivers, windows, settings)),
+        groups=_named(run, _groups(grouped, source)),
         notes=_notes(run, drivers, source),
     )
+
+
+_GROUPS = {
+    "estimator": pl.String, "by": pl.String, "n": pl.Int64, "n_accepted": pl.Int64,
+    "mean_prediction": pl.Float64, "log_loss": pl.Float64, "brier": pl.Float64,
+    "ece": pl.Float64, "ece_null": pl.Float64, "auc": pl.Float64,
+}  # fmt: skip
+
+
+def _groups(grouped: dict[str, GroupSums], source: Source) -> pl.DataFrame:
+    """Return a row per estimator and group; none where rows have no group."""
+    tables = [pl.DataFrame(schema=_GROUPS)]
+    if source.grouping is not None:
+        tables += [
+            sums.table(source).select(pl.lit(name).alias("estimator"), pl.all())
+            for name, sums in grouped.items()
+        ]
+    return pl.concat(tables)
 
 
 def features_of(settings: ReplaySettings) -> list[str]:
@@ -458,5 +547,6 @@ def describe_settings(settings: ReplaySettings) -> dict[str, Any]:
         "all_rows": settings.all_rows,
         "window": settings.window,
         "snapshot": settings.snapshot,
+        "plugins": [shown_path(path) for path in settings.plugins],
         **settings.own,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from draftlab.online.smoothing import INPUTS, SMOOTHED, Smoother
 from draftlab.online.vllm import stored_feature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from draftlab._types import FloatArray
+    from draftlab._types import FloatArray, IntArray
+    from draftlab.features import Feature
+    from draftlab.grading.by import Grouping
     from draftlab.log.reader import Run
 
 
@@ -35,6 +37,8 @@ class VerdictRows:
     window: np.ndarray[Any, Any]
     features: dict[str, FloatArray]
     live: FloatArray | None
+    by: IntArray | None = None
+    """Code of what the row is also graded by."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -54,6 +58,10 @@ class Source:
     """Quantise the feature as the engine stores it."""
     frame: pl.DataFrame | None = None
     """Rows to replay in the place of the run's own, in order of the verdict (a scenario)."""
+    derived: Mapping[str, Feature] = field(default_factory=dict)
+    """Features that are computed from columns of the log, not read."""
+    grouping: Grouping | None = None
+    """What rows are also graded by."""
 
     @property
     def num_positions(self) -> int:
@@ -61,7 +69,15 @@ class Source:
         return int(self.run.metadata["num_speculative_tokens"])
 
 
-def open_source(run: Run, features: Sequence[str], *, window: int, float32: bool) -> Source:
+def open_source(
+    run: Run,
+    features: Sequence[str],
+    *,
+    window: int,
+    float32: bool,
+    derived: Mapping[str, Feature] | None = None,
+    grouping: Grouping | None = None,
+) -> Source:
     """Look up which steps a run has.
 
     Raises
@@ -78,13 +94,22 @@ def open_source(run: Run, features: Sequence[str], *, window: int, float32: bool
     # A run that was killed may lack the rows of its last steps.
     first = first_draft if first is None else min(first, first_draft)
     last = last_verdict if last is None else max(last, last_verdict)
-    return Source(run, tuple(features), first, last, window, float32)
+    return Source(
+        run,
+        tuple(features),
+        first,
+        last,
+        window,
+        float32,
+        derived=derived or {},
+        grouping=grouping,
+    )
 
 
 def _bounds(run: Run, table: str, column: str) -> tuple[int | None, int | None]:
     """Return the least and the largest value of a column, from the footers where they say."""
     parts = [_footer(path, column) for path in run.parts[table]]
-    if any(part is None for part in parts):
+    if run.where is not None or any(part is None for part in parts):
         low, high = pl.col(column).min().alias("low"), pl.col(column).max().alias("high")
         found: tuple[int | None, int | None] = run.scan(table).select(low, high).collect().row(0)
         return found
@@ -168,12 +193,15 @@ def _first_verdict(path: str) -> float:
 
 
 def _read_part(path: str, source: Source) -> pl.DataFrame:
-    scan = pl.scan_parquet(path)
+    scan = source.run.scan_part(path)
     present = scan.collect_schema().names()
     columns = ["step", "verify_step", "position", "accepted", "excluded"]
-    columns += [name for name in source.features if name != SMOOTHED]
+    columns += raw_columns(source.features, source.derived)
+    if source.grouping is not None and source.grouping.key == "request":
+        columns.append("request")
     if SMOOTHED in source.features:
-        columns += [name for name in INPUTS if name not in columns]
+        columns += INPUTS
+    columns = list(dict.fromkeys(columns))
     absent = [name for name in columns if name not in present]
     if absent:
         raise InputError(f"{path}: lacks the column {absent[0]} that the replay reads")
@@ -182,15 +210,38 @@ def _read_part(path: str, source: Source) -> pl.DataFrame:
     if SMOOTHED in source.features:
         # Every draft has a confidence; one that is never graded has its turn with the next step.
         due = pl.coalesce("verify_step", pl.col("step") + 1)
-        return scan.select(columns).with_columns(verify_step=due).collect()
+        return _derive(scan.select(columns).with_columns(verify_step=due).collect(), source)
     labelled = pl.col("accepted").is_not_null() & pl.col("verify_step").is_not_null()
-    if "://" in path:
-        return scan.filter(labelled).select(columns).collect()
+    if "://" in path or source.run.where is not None:
+        return _derive(scan.filter(labelled).select(columns).collect(), source)
     # Twice as fast as polars on one core, where it decodes before it filters.
     table = pq.ParquetFile(path).read(columns, use_threads=False)
     frame = pl.from_arrow(table.select(columns))
     assert isinstance(frame, pl.DataFrame)
-    return frame.filter(labelled)
+    return _derive(frame.filter(labelled), source)
+
+
+def _derive(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """Add the features that the log has no column of, and what rows are also graded by."""
+    if source.grouping is not None:
+        named = frame.with_columns(run=pl.lit(source.run.name))
+        frame = frame.with_columns(by=pl.Series(source.grouping.code(named)))
+    return frame.with_columns(derive(source.features, source.derived))
+
+
+def derive(features: Iterable[str], derived: Mapping[str, Feature]) -> list[pl.Expr]:
+    """Return the expressions of those features that are computed from columns of the log."""
+    return [derived[name].expr.alias(name) for name in features if name in derived]
+
+
+def raw_columns(features: Iterable[str], derived: Mapping[str, Feature]) -> list[str]:
+    """Return the columns of the log that features are read or computed from."""
+    return [
+        column
+        for name in features
+        if name != SMOOTHED
+        for column in (derived[name].columns if name in derived else [name])
+    ]
 
 
 def _to_rows(frame: pl.DataFrame, source: Source) -> VerdictRows:
@@ -208,6 +259,7 @@ def _to_rows(frame: pl.DataFrame, source: Source) -> VerdictRows:
         window=(verify_step - source.first_step) // source.window,
         features=features,
         live=live,
+        by=None if source.grouping is None else frame["by"].to_numpy(),
     )
 
 
@@ -215,14 +267,22 @@ def _feature(frame: pl.DataFrame, name: str, source: Source) -> FloatArray:
     column = frame[name]
     # A row of nonfinite logits counts as 40 in vLLM; any other null is a column not recorded.
     missing = column.filter(frame["excluded"] == 0).null_count()
+    if name in source.derived and not missing:
+        missing = int((~column.is_finite()).sum())
     if missing:
         raise InputError(
-            f"{source.run.path}: column {column_of(name)} is null on {missing} labelled rows, so "
-            "no estimator can learn from it"
+            f"{source.run.path}: {_name_of(name, source)} on {missing} labelled rows, so no "
+            "estimator can learn from it"
         )
     raw = column.cast(pl.Float64).to_numpy()
     quantise = source.float32 and name == "logit_qmax"
     return stored_feature(raw, float32=quantise)
+
+
+def _name_of(feature: str, source: Source) -> str:
+    if feature in source.derived:
+        return f"feature {feature} is null or not finite"
+    return f"column {column_of(feature)} is null"
 
 
 def column_of(feature: str) -> str:

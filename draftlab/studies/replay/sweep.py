@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import polars as pl
 
 from draftlab.errors import InputError
-from draftlab.log.reader import DraftLog, open_any, open_log
+from draftlab.log.reader import DraftLog, open_any
 from draftlab.online.rivals import ESTIMATORS, OWN_CONSTANTS
 from draftlab.parallel import stream_process
 from draftlab.results import Result, as_names, study, tidy, unreadable_notes
@@ -78,6 +78,7 @@ def sweep(
     estimator: str | None = None,
     processes: int = 2,
     on_done: Callable[[int, int], None] | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Sweep:
@@ -91,9 +92,11 @@ def sweep(
     estimator : str, optional
         Name in the table of estimators; the rival whose constant is swept, else ``vllm``.
     processes : int
-        Each opens the log for itself.
+        Each reads the log for itself.
     on_done
         Called with (combinations done, all).
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
     **options
@@ -108,13 +111,17 @@ def sweep(
         raise InputError(f"processes must be at least 1, got {processes}")
     values = grid if isinstance(grid, Mapping) else parse_grid(as_names(grid) or [])
     name = estimator or _owner(values)
+    if twice := [n for n in values if n in options]:
+        raise InputError(f"{twice[0]} is swept, so it has no one value: leave out one of the two")
+    if "estimators" in options:
+        raise InputError("a sweep is of one estimator: name it as estimator")
     options = {**options, "estimators": name}
     base = make_settings(**options)
     jobs = [_job(base, combination) for combination in _combinations(values)]
     for job in jobs:
         check_settings(job)
-    opened = open_any(log)
-    tables = _run_all([run.path for run in opened.runs], jobs, processes, on_done)
+    opened = open_any(log, where)
+    tables = _run_all(opened, jobs, processes, on_done)
     named = [
         found.with_columns(**{name: pl.lit(value) for name, value in combination.items()})
         for found, combination in zip(tables, _combinations(values), strict=True)
@@ -129,7 +136,7 @@ def sweep(
 
 
 def _run_all(
-    paths: list[str],
+    log: DraftLog,
     jobs: list[ReplaySettings],
     processes: int,
     on_done: Callable[[int, int], None] | None,
@@ -146,11 +153,11 @@ def _run_all(
                 on_done(len(results), len(jobs))
 
     def work(hand: list[tuple[int, ReplaySettings]]) -> None:
-        with stream_process(_run_jobs, paths, hand) as found:
+        with stream_process(_run_jobs, log, hand) as found:
             take(found)
 
     if len(hands) == 1:
-        take(_run_jobs(paths, numbered))
+        take(_run_jobs(log, numbered))
     else:
         with ThreadPoolExecutor(len(hands)) as pool:
             list(pool.map(work, hands))
@@ -158,9 +165,8 @@ def _run_all(
 
 
 def _run_jobs(
-    paths: list[str], jobs: list[tuple[int, ReplaySettings]]
+    log: DraftLog, jobs: list[tuple[int, ReplaySettings]]
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    log = open_log(*paths)
     for index, settings in jobs:
         yield index, _run(log, settings)
 

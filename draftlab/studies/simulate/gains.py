@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from draftlab.policies.cost import USELESS, check_table
 from draftlab.studies.simulate.batches import Rule
 from draftlab.studies.simulate.frontier import Ran, Row, Sums, add_up, gain_over
-from draftlab.studies.simulate.policies import CEILING, POLICIES, Job
+from draftlab.studies.simulate.policies import CEILING, POLICIES, Job, name_job
 from draftlab.studies.simulate.proposals import calibrated, reordered
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def explain_no_gain(gains: Sequence[Row]) -> Iterator[Reason]:
     where: dict[tuple[str, str, str], list[int]] = {}
     for row in gains:
         if row["reason"] is not None and row["dataset"] is None:
-            job = Job(POLICIES[row["policy"]], row["predictor"], row["verify_length"])
-            place = row["cost"], job.name, row["reason"]
+            name = name_job(POLICIES[row["policy"]], row["predictor"], row["verify_length"])
+            place = row["cost"], name, row["reason"]
             where.setdefault(place, []).append(row["concurrency"])
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (cost, name, code), concurrencies in where.items():

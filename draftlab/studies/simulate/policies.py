@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from scipy.special import expit
 
 from draftlab.errors import InputError
+from draftlab.features import lossless
 from draftlab.online.rivals import ESTIMATORS
 from draftlab.policies.stopping import (
     draft_and_verify,
@@ -23,11 +24,12 @@ from draftlab.studies.simulate.logged_trees import COLUMNS as TREE_COLUMNS
 from draftlab.studies.simulate.proposals import STS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from draftlab._types import FloatArray, IntArray
     from draftlab.features import Drafting
     from draftlab.policies.stopping import Lengths
+    from draftlab.predictors.baselines import Predictor
     from draftlab.studies.simulate.runner import Runner
 
 Reads = Literal["nothing", "survival", "conditional", "draw", "tree", "truth"]
@@ -173,15 +175,13 @@ class Job(NamedTuple):
     predictor: str | None
     length: int | None
     """Drafts of the fixed policy; of a tree, the nodes sent at most."""
+    decides: tuple[str, ...]
+    """Raw columns of what decides on x_k: the predictor's factor at k."""
 
     @property
     def name(self) -> str:
         """Policy, policy/predictor, or policy with its nodes."""
-        if self.policy.unit is not None:
-            return f"{self.policy.name} of {self.length} {self.policy.unit}"
-        return (
-            self.policy.name if self.predictor is None else f"{self.policy.name}/{self.predictor}"
-        )
+        return name_job(self.policy, self.predictor, self.length)
 
     @property
     def is_fixed(self) -> bool:
@@ -209,11 +209,22 @@ class Job(NamedTuple):
             return False
         if self.source is None or self.policy.behind:
             return True
-        return PREDICTORS[self.source.decides].lossless(drafting)
+        return lossless(self.decides, drafting)
 
 
-def make_jobs(specs: Sequence[str], num_positions: int) -> list[Job]:
+def name_job(policy: Policy, predictor: str | None, length: int | None) -> str:
+    """Return ``POLICY``, ``POLICY/PREDICTOR``, or the policy with its nodes."""
+    if policy.unit is not None:
+        return f"{policy.name} of {length} {policy.unit}"
+    return policy.name if predictor is None else f"{policy.name}/{predictor}"
+
+
+def make_jobs(
+    specs: Sequence[str], num_positions: int, known: Mapping[str, Predictor] = PREDICTORS
+) -> list[Job]:
     """Return the jobs of specifications ``fixed``, ``POLICY`` or ``POLICY/PREDICTOR``.
+
+    ``known`` are the predictors of conditional acceptance, those of a plugin among them.
 
     Raises
     ------
@@ -231,18 +242,19 @@ def make_jobs(specs: Sequence[str], num_positions: int) -> list[Job]:
             wanted = f"{name}/PREDICTOR" if needs else name
             raise InputError(f"policy {spec!r}: wanted {wanted}")
         if predictor:
-            check_predictor(predictor, policy)
+            check_predictor(predictor, policy, known)
+        decides = tuple(known[find_source(predictor).decides].columns) if predictor else ()
         lengths = [None] if policy.lengths is None else policy.lengths(num_positions)
-        jobs += [Job(policy, predictor or None, length) for length in lengths]
+        jobs += [Job(policy, predictor or None, length, decides) for length in lengths]
     return jobs
 
 
-def check_predictor(name: str, policy: Policy) -> None:
+def check_predictor(name: str, policy: Policy, known: Iterable[str]) -> None:
     """Raise InputError for a name that this policy cannot use."""
-    known = [*PREDICTORS, *(f"{n}{STS}" for n in SCALED)]
+    names = [*known, *(f"{n}{STS}" for n in SCALED)]
     if policy.reads == "survival":
-        known += [*SURVIVAL, *(f"{ONLINE}{n}" for n in ESTIMATORS)]
-    if name not in known:
+        names += [*SURVIVAL, *(f"{ONLINE}{n}" for n in ESTIMATORS)]
+    if name not in names:
         raise InputError(
-            f"unknown predictor {name!r} of policy {policy.name}; known: {', '.join(known)}"
+            f"unknown predictor {name!r} of policy {policy.name}; known: {', '.join(names)}"
         )

@@ -20,8 +20,8 @@ from draftlab.grading.prepare import NUM_FOLDS
 from draftlab.log.files import shown_path
 from draftlab.log.reader import DraftLog, open_any
 from draftlab.parallel import run_threads
+from draftlab.plugins import Plugin, as_plugin
 from draftlab.policies.cost import CostTable
-from draftlab.predictors.baselines import PREDICTORS
 from draftlab.results import Note, Result, as_names, study, tidy
 from draftlab.studies.simulate.batches import compose
 from draftlab.studies.simulate.costs import Cost, as_cost, default_costs
@@ -43,7 +43,9 @@ from draftlab.studies.simulate.proposals import CompleteProposals, Predictions, 
 from draftlab.studies.simulate.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from draftlab.predictors.baselines import Predictor
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests in a batch unless told."""
@@ -133,6 +135,8 @@ def simulate(
     by_dataset: bool = True,
     regret: bool = True,
     seed: int = 0,
+    plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Simulation:
     """Run budget policies over logged proposals with a cost table.
@@ -161,6 +165,11 @@ def simulate(
         Also split what is lost to the oracle into ranking and calibration; about half the time.
     seed : int
         Of the batches. All policies meet the same ones.
+    plugin : Plugin, path or paths, optional
+        A user's features and predictors, as in `evaluate`: ``av/NAME`` and the like. Without
+        ``policies`` and ``predictors`` each is added under adaptive verification.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -184,24 +193,31 @@ def simulate(
     >>> bool(best["gain"][0] > 0.02)
     True
     """
-    opened = open_any(log)
+    opened = open_any(log, where)
     if cost is None:
         costs, of_costs = default_costs(opened, concurrencies)
     else:
         asked = [cost] if isinstance(cost, Cost) else cost
         costs, of_costs = [as_cost(each, opened) for each in asked], []
     options = _check(costs, concurrencies, cap, seed, by_dataset)._replace(regret=regret)
+    added = as_plugin(plugin)
+    known = added.known_predictors()
     specs = _specs(as_names(policies), as_names(predictors))
-    if policies is predictors is None and has_trees(opened):
-        specs = (*specs, "eagle2")
-    jobs_of = {K: make_jobs(specs, K) for K in _lengths(opened)}
-    columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs)})
+    if policies is predictors is None:
+        specs = (*specs, *(f"av/{predictor.name}" for predictor in added.own_predictors()))
+        specs = (*specs, "eagle2") if has_trees(opened) else specs
+    jobs_of = {K: make_jobs(specs, K, known) for K in _lengths(opened)}
+    if cap is not None and not any(job.policy.rule for jobs in jobs_of.values() for job in jobs):
+        raise InputError("--cap bounds a shared budget, and no policy here has one: leave it out")
+    columns = sorted({c for jobs in jobs_of.values() for c in _columns(jobs, known)})
     cells = read_cells(opened, columns)
     for cell in cells:
         _refuse_trimmed(cell)
     named = policies is not None or predictors is not None
     simulated = [
-        _simulate_cell(opened, cell, jobs_of[cell.num_positions], columns, options, named=named)
+        _simulate_cell(
+            opened, cell, jobs_of[cell.num_positions], columns, options, known, named=named
+        )
         for cell in cells
     ]
     return Simulation(
@@ -211,6 +227,7 @@ def simulate(
         notes=[*of_costs, _ASSUMED, *(note for part in simulated for note in part.notes)],
         settings={
             "policies": list(specs),
+            "plugins": [shown_path(path) for path in added.paths],
             "concurrencies": list(options.concurrencies),
             "cap": cap,
             "seed": seed,
@@ -260,8 +277,8 @@ def _lengths(log: DraftLog) -> set[int]:
     return {int(run.metadata["num_speculative_tokens"]) for run in log.runs}
 
 
-def _columns(jobs: Sequence[Job]) -> set[str]:
-    read = {c for job in jobs for name in job.parts for c in PREDICTORS[name].columns}
+def _columns(jobs: Sequence[Job], known: Mapping[str, Predictor]) -> set[str]:
+    read = {c for job in jobs for name in job.parts for c in known[name].columns}
     return read.union(*(job.policy.columns for job in jobs))
 
 
@@ -287,13 +304,14 @@ def _simulate_cell(
     jobs: Sequence[Job],
     columns: Sequence[str],
     options: _Options,
+    known: Mapping[str, Predictor],
     *,
     named: bool,
 ) -> _Simulated:
     """Run the jobs of a cell; ``named``: the user asked for them, so what is missing is told."""
     proposals = read_proposals(cell, columns, num_folds=NUM_FOLDS)
     names = {name for job in jobs for name in job.parts}
-    predictions = Predictions(proposals, [PREDICTORS[name] for name in sorted(names)])
+    predictions = Predictions(proposals, [known[name] for name in sorted(names)])
     runner = Runner(proposals, predictions, lambda: read_trees(log, cell, proposals))
     missing = {job: runner.prepare(job) for job in jobs}
     usable = [job for job, reason in missing.items() if reason is None]

@@ -126,6 +126,7 @@ def stability(
     allow_trimmed: bool = False,
     pool: bool = False,
     plugin: Plugin | str | Path | Sequence[str | Path] | None = None,
+    where: str | None = None,
     out: str | Path | None = None,
 ) -> Stability:
     """Answer what a log says about workloads, pairs, slopes, transfer, learning and drift.
@@ -145,6 +146,8 @@ def stability(
         Order of prompts in the learning curve.
     allow_trimmed, pool, plugin
         As in `evaluate`; each feature of a plugin is fitted together with `logit_qmax`.
+    where : str, optional
+        Part of the log, as in `DraftLog.narrow`: ``"temperature = 0 and prompt_tokens > 100"``.
     out : path, optional
         Write the result there.
 
@@ -163,7 +166,7 @@ def stability(
     """
     if blocks < 2:
         raise InputError(f"blocks must be at least 2, got {blocks}")
-    opened = open_any(log)
+    opened = open_any(log, where)
     added = as_plugin(plugin)
     own = {f"{ADOPTED} + {name}": (ADOPTED, name) for name in added.features}
     sets = SETS | own

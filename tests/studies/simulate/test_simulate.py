@@ -441,7 +441,7 @@ def test_a_stopping_rule_is_one_entry(run: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_policies_are_documented() -> None:
     assert all(policy.doc and policy.name == name for name, policy in POLICIES.items())
-    assert Job(POLICIES["av"], "qmax", None).name == "av/qmax"
+    assert Job(POLICIES["av"], "qmax", None, ("logit_qmax",)).name == "av/qmax"
 
 
 @pytest.mark.slow
