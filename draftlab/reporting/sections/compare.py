@@ -34,7 +34,7 @@ def build_comparison(
     content = {
         "report": FORMAT_VERSION,
         "title": _title(a, b),
-        "lede": "What differs between a and b, and how sure that is; every difference is a - b.",
+        "lede": "How a and b differ, and how sure that is. Every difference is a - b.",
         "facts": [_fact(name, inspection) for name, inspection in (("a", a), ("b", b))],
         "date": max(date_of(a), date_of(b)),
         "cells": [],
@@ -65,7 +65,7 @@ def setup(comparison: Comparison) -> Block:
     differing = table.filter("differs")
     same_prompts = differing.filter(pl.col("setting") != "prompts")
     if same_prompts.is_empty():
-        said = blocks.text("Nothing that is recorded makes the two incomparable.")
+        said = blocks.text("No recorded setting makes the two incomparable.")
         reasons: list[Block] = [said]
     else:
         names = ", ".join(same_prompts["setting"])
@@ -129,7 +129,7 @@ def acceptance(comparison: Comparison) -> Block:
     if not rates["comparable"].all():
         parts.append(
             blocks.text(
-                "K differs: the rate over all positions is not compared, as it falls with K "
+                "K differs, so the rate over all positions is not compared: it falls as K rises, "
                 "whatever the drafter does.",
                 "warning",
             )
