@@ -122,7 +122,7 @@ def grade_survival(
         frame, fold = frame.filter(kept), fold[kept]
     usable, notes = _usable(predictors, frame)
     if not kept.all():
-        text = f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
+        text = f"survival: {int((~kept).sum())} sent drafts are left out because no fit covers them"
         notes.append(Note("survival_uncovered", text))
     rows, order = _arrange(cell, frame, fold)
     grid = make_grid(cell, frame, fold_of_prompt)
