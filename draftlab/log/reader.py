@@ -279,13 +279,13 @@ def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:
         found = [prefix]
     if not found:
         below = [folder for folder in folders if _holds_a_run(folder, filesystem)]
-        what_to_do = (
+        way_out = (
             f"it holds folders of logs, so name one: {_list_logs(path, below)}"
             if below
             else "make one with `draftlab collect --out DIR`"
         )
         raise InputError(
-            f"{path}: holds no draft log (neither it nor a folder in it has a run.json); {what_to_do}"
+            f"{path}: holds no draft log (neither it nor a folder in it has a run.json); {way_out}"
         )
     return dict.fromkeys(found, filesystem)
 
@@ -356,7 +356,7 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
 
 
 def _read_metadata(folder: str, filesystem: fs.FileSystem) -> tuple[dict[str, Any], bytes]:
-    """Return run.json, parsed and as it stands."""
+    """Return run.json, parsed and as bytes."""
     path = f"{folder}/run.json"
     with filesystem.open_input_stream(path) as stream:
         text: bytes = stream.readall()

@@ -240,7 +240,7 @@ def _thousands(value: float, _: Any) -> str:
 
 
 def shown_reliability(evaluation: Evaluation) -> list[str]:
-    """Return the predictors whose calibration is drawn: one of a plugin beside ours."""
+    """Return the predictors whose calibration is drawn: ours and one of a plugin."""
     return [*_RELIABILITY, *own_predictors(evaluation)[:1]]
 
 

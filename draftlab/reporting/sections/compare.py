@@ -1,4 +1,4 @@
-"""The report of two logs side by side: first what makes them incomparable, then differences."""
+"""The report of two logs: first what makes them incomparable, then differences."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def setup(comparison: Comparison) -> Block:
         reasons = [
             blocks.text(f"The two differ in {names}.", "warning"),
             *blocks.items(
-                f"{row['setting']}: {row['a']} against {row['b']}: {row['consequence']}"
+                f"{row['setting']}, {row['a']} in a and {row['b']} in b: {row['consequence']}"
                 for row in same_prompts.iter_rows(named=True)
             ),
         ]
