@@ -1,4 +1,4 @@
-"""Published tables as data, with their source, for columns beside our own.
+"""Published tables as data, with their source, for columns next to our own.
 
 Absolute values belong to their models, hardware and traffic; on other pairs only the
 structure (order, sign, shape) can be compared.
@@ -57,21 +57,21 @@ _TABLES = (
     ),
     PublishedTable(
         "T1_mean",
-        "Raw qmax of T1: mean prediction against the observed rate",
+        "Raw qmax of T1: mean prediction and observed rate",
         ARTICLE,
         ("predictor", "mean_prediction", "rate"),
         (("qmax", 0.784, 0.723),),
     ),
     PublishedTable(
         "T1_own_slopes",
-        "What one slope for all positions costs against one per position, on the rows of T1",
+        "Cost of one slope for all positions compared with one per position, on the rows of T1",
         ARTICLE,
         ("predictor", "auc", "log_loss"),
         (("logit_qmax", 0.0002, 0.0003),),
     ),
     PublishedTable(
         "T2",
-        "Estimator against trained head, all positions",
+        "Estimator and trained head, all positions",
         ARTICLE,
         ("predictor", "auc", "log_loss", "ece"),
         (
@@ -82,7 +82,7 @@ _TABLES = (
     ),
     PublishedTable(
         "T3",
-        "Estimator against trained head, without position 0",
+        "Estimator and trained head, without position 0",
         ARTICLE,
         ("predictor", "auc", "log_loss", "ece"),
         (
@@ -140,8 +140,8 @@ _TABLES = (
     ),
     PublishedTable(
         "T6",
-        "Adaptive verification off to on at fixed K: gain of tokens per second in percent, and "
-        "acceptance length off and on",
+        "Gain of adaptive verification in tokens per second at fixed K, percent, and acceptance "
+        "length with it off and on",
         PULL_REQUEST,
         ("workload", "tokens_per_second_gain", "acceptance_length_off", "acceptance_length_on"),
         (

@@ -148,7 +148,7 @@ class AcceptanceRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return np.delete(X, index, axis=1), position
 
     def _position_index(self) -> int:
-        """Return where the positions stand in X."""
+        """Return which column of X holds the positions."""
         if isinstance(self.position_column, str):
             names = list(getattr(self, "feature_names_in_", ()))
             if self.position_column not in names:

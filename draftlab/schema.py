@@ -320,7 +320,7 @@ DISTRIBUTIONS: tuple[Column, ...] = (
     Column("step", "int64", "engine step of the proposal, as in drafts"),
     Column("slot", "int32", "request-state slot"),
     Column("position", "int16", "draft position k, from 0"),
-    Column("tokens", "list<int32>", "token ids that are kept; -1 stands for all the others"),
+    Column("tokens", "list<int32>", "token ids that are kept; -1 means all the others"),
     Column("p", "list<float32>", "target's probabilities of these, sum 1"),
     Column("q", "list<float32>", "drafter's probabilities of these, sum 1"),
 )

@@ -1,6 +1,7 @@
-"""Write every published table beside our own, with a verdict for each structural claim.
+"""Write every published table next to our own, with a verdict for each structural claim.
 
-Run by `make reproduce` and its parts: python reports/reproduce.py [TARGET...] [--prompts FILE...].
+`make reproduce` and its parts run it:
+python reproduction/reproduce.py [TARGET...] [--prompts FILE...]
 Every figure in reports/reproduction/ and in the headline of the README comes from here; claims.py
 holds the rules of the verdicts.
 """

@@ -63,7 +63,7 @@ class Cell:
     """Keys of run.json that cells differ in; pooled on request, the largest K, and ``mixed`` for
     what differs."""
     runs: tuple[str, ...]
-    """Names, by the code that stands in ``rows``."""
+    """Names, by their code in ``rows``."""
     datasets: tuple[str, ...]
     prompts: tuple[str, ...]
     rows: pl.DataFrame
@@ -235,15 +235,17 @@ _DRAFTING = {True: "greedy", False: "probabilistic"}
 def _common_metadata(runs: list[Run]) -> dict[str, Any]:
     values = {name: {run.metadata[name] for run in runs} for name in _SAME}
     K = max(int(run.metadata["num_speculative_tokens"]) for run in runs)
-    differ = [name for name, found in values.items() if len(found) > 1]
-    common = {name: "mixed" if name in differ else found.pop() for name, found in values.items()}
+    differ = [name for name, distinct in values.items() if len(distinct) > 1]
+    common = {
+        name: "mixed" if name in differ else distinct.pop() for name, distinct in values.items()
+    }
     return common | {"num_speculative_tokens": K, "mixed": differ}
 
 
 def _trimmer(runs: list[Run]) -> str | None:
     """Return the predictor whose live output trimmed the log; None if several or nothing did."""
-    found = {_trimmer_of(run) for run in runs if run.metadata["adaptive_verification"] != "off"}
-    return found.pop() if len(found) == 1 else None
+    trimmers = {_trimmer_of(run) for run in runs if run.metadata["adaptive_verification"] != "off"}
+    return trimmers.pop() if len(trimmers) == 1 else None
 
 
 def _trimmer_of(run: Run) -> str:
@@ -381,7 +383,7 @@ def read_admitted(cell: Cell, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def _follow(rows: pl.DataFrame) -> tuple[BoolArray, BoolArray]:
-    """Return which rows stand behind good rows only, and whether they survived."""
+    """Return which rows follow good rows only, and whether they survived."""
     good, accepted, start, position = (
         rows[name].to_numpy() for name in ("good", "accepted", "start", "position")
     )

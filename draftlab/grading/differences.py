@@ -56,7 +56,7 @@ def difference_table(
         scope (overall, without_first, position), position, predictor_a, predictor_b, metric
         (auc, log_loss, brier, ece), difference, low, high, distinguishable: whether the
         interval leaves 0 out. ECE has no valid interval near 0: NaN and null there. Intervals
-        are not widened for their number: of twenty equal pairs one will look different.
+        are not corrected for multiple comparisons: about 1 in 20 equal pairs will look different.
     """
     for name, of_predictor in grades.items():
         if of_predictor.view != rows.view:
@@ -80,18 +80,20 @@ def _pairs(names: Sequence[str], compare: Compare) -> list[tuple[str, str]]:
 
 
 def _compare(
-    rows: GradedRows, a: str, of_a: Grade, b: str, of_b: Grade, scope: str
+    rows: GradedRows, a: str, grade_a: Grade, b: str, grade_b: Grade, scope: str
 ) -> pl.DataFrame:
-    first, second = (grade.table.filter(scope=scope) for grade in (of_a, of_b))
-    influence = of_a.influence[scope] - of_b.influence[scope]
+    first, second = (grade.table.filter(scope=scope) for grade in (grade_a, grade_b))
+    influence = grade_a.influence[scope] - grade_b.influence[scope]
     clusters = rows.clusters[scope]
     tables = []
     for metric in _METRICS:
         gap: FloatArray = first[metric].to_numpy() - second[metric].to_numpy()
         half = np.full(len(gap), np.nan)
         if metric in SCORES:
-            of_group = influence[SCORES.index(metric)]
-            half = half_width(of_group, clusters.entry, len(gap), strata_of(metric, clusters))
+            group_influence = influence[SCORES.index(metric)]
+            half = half_width(
+                group_influence, clusters.entry, len(gap), strata_of(metric, clusters)
+            )
         low, high = gap - half, gap + half
         tables.append(
             first.select(

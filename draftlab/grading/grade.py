@@ -241,22 +241,22 @@ def _conventions(rows: GradedRows, prob: FloatArray, fine: _Sums, n_bins: int) -
         ("mass", n_bins, "mean"),
         ("smooth", None, "none"),
     ]
-    found: list[tuple[float, float]] = []
+    values: list[tuple[float, float]] = []
     for bins, count, value in kinds:
         if count is None:
-            found.append((metrics.smooth_ece(rows.accepted, prob), float("nan")))
+            values.append((metrics.smooth_ece(rows.accepted, prob), float("nan")))
         elif bins == "mass":
-            found.append(metrics.ece_and_null(rows.accepted, prob, n_bins=count, bins="mass"))
+            values.append(metrics.ece_and_null(rows.accepted, prob, n_bins=count, bins="mass"))
         else:
-            found.append(_width_convention(fine, count, value))
+            values.append(_width_convention(fine, count, value))
     return pl.DataFrame(
         {
             "view": ["conditional"] * len(kinds),
             "bins": [bins for bins, _, _ in kinds],
             "n_bins": pl.Series([count for _, count, _ in kinds], dtype=pl.Int32),
             "value": [value for _, _, value in kinds],
-            "ece": [error for error, _ in found],
-            "ece_null": [null for _, null in found],
+            "ece": [error for error, _ in values],
+            "ece_null": [null for _, null in values],
         }
     )
 

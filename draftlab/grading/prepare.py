@@ -153,12 +153,12 @@ def _fold(
     num_folds = min(folds, num_prompts)
     if num_folds < 2:
         raise InputError(
-            f"run {cell.run} ({cell.drafting}): cross-fitting needs at least 2 groups, the "
+            f"run {cell.run} ({cell.drafting}): cross-fitting needs at least 2 prompts, the "
             "graded rows have 1; log more prompts, or grade in sample (evaluate(in_sample=True), "
             "draftlab evaluate --in-sample)"
         )
     if num_folds < folds:
-        text = f"{num_folds} folds instead of {folds}: there are no more prompts"
+        text = f"{num_folds} folds instead of {folds}, because there are no more prompts"
         notes.append(Note("fewer_folds", text))
     codes = {name: frame[name].to_numpy().astype(np.int64) for name in ("dataset", "prompt")}
     fold = assign_folds(codes["dataset"], codes["prompt"], num_folds)

@@ -78,11 +78,11 @@ def refit(
     # the fit on all rows is a good start for the others
     part = partial(logistic, start=full) if is_logistic else predictor.fit
 
-    def spread(rows_of: slice | IntArray, one: Fit) -> HalfWidths | None:
+    def spread(rows_of: slice | IntArray, fitted: Fit) -> HalfWidths | None:
         if not is_logistic:
             return None
         return coefficient_intervals(
-            one,
+            fitted,
             feature[rows_of],
             rows.position[rows_of],
             rows.accepted[rows_of],
@@ -95,8 +95,8 @@ def refit(
     for code, dataset in enumerate(rows.datasets):
         index = np.flatnonzero(rows.dataset == code)
         if len(index):
-            one = fit(index, part)
-            tables.append(_table(predictor.name, dataset, None, one, spread(index, one)))
+            fitted = fit(index, part)
+            tables.append(_table(predictor.name, dataset, None, fitted, spread(index, fitted)))
     fits = [full]
     if rows.num_folds > 1:
         data = (feature, rows.position, rows.accepted, rows.num_positions)
@@ -104,7 +104,7 @@ def refit(
             fits = fit_logistic_folds(*data, rows.fold_slices, full)
         else:
             fits = [fit(np.flatnonzero(rows.fold != f), part) for f in range(rows.num_folds)]
-        tables += [_table(predictor.name, None, fold, one) for fold, one in enumerate(fits)]
+        tables += [_table(predictor.name, None, fold, fitted) for fold, fitted in enumerate(fits)]
     return np.stack([f.slopes for f in fits]), np.stack([f.intercepts for f in fits]), tables
 
 

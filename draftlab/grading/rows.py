@@ -63,7 +63,7 @@ class Units(NamedTuple):
 class Clusters(NamedTuple):
     """The groups of each entry of a scope; a group that is in several entries counts in each."""
 
-    of_unit: IntArray
+    cluster_of_unit: IntArray
     """(units inside,): cluster of each unit that the scope covers."""
     inside: BoolArray
     """(U,): units that the scope covers."""
@@ -80,7 +80,7 @@ class Clusters(NamedTuple):
     def total(self, by_unit: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Add up (units inside,) sums to (C,)."""
         out = np.zeros(len(self.entry), dtype=by_unit.dtype)
-        np.add.at(out, self.of_unit, by_unit)
+        np.add.at(out, self.cluster_of_unit, by_unit)
         return out
 
 
@@ -123,13 +123,13 @@ class GradedRows:
     @cached_property
     def entries(self) -> dict[str, IntArray]:
         """Entry of each row, by scope, in small integers: they sort by radix."""
-        found: dict[str, IntArray] = {}
+        by_scope: dict[str, IntArray] = {}
         for scope in self.scopes:
             small: type[np.signedinteger[Any]] = np.int8
             if len(scope) > np.iinfo(np.int8).max:
                 small = np.int16 if len(scope) <= np.iinfo(np.int16).max else np.int32
-            found[scope.name] = scope.entry_of_cell.astype(small)[self.cell]
-        return found
+            by_scope[scope.name] = scope.entry_of_cell.astype(small)[self.cell]
+        return by_scope
 
     @cached_property
     def fold_slices(self) -> tuple[slice, ...]:
@@ -306,11 +306,11 @@ def _find_clusters(rows: GradedRows, scope: Scope) -> Clusters:
     entry = scope.entry_of_cell[units.cell]
     inside = entry >= 0
     code = units.group[inside] * len(scope) + entry[inside]
-    distinct, first, of_unit = np.unique(code, return_index=True, return_inverse=True)
-    other = scope.total(rows.counts)[entry[inside], units.fold[inside]]
+    distinct, first, cluster_of_unit = np.unique(code, return_index=True, return_inverse=True)
+    counts = scope.total(rows.counts)[entry[inside], units.fold[inside]]
     accepted = units.accepted[inside]
-    chances = accepted * other[:, 0] + (units.n[inside] - accepted) * other[:, 1]
+    chances = accepted * counts[:, 0] + (units.n[inside] - accepted) * counts[:, 1]
     cluster_entry, fold = distinct % len(scope), units.fold[inside][first]
     strata = np.zeros((len(scope), rows.num_folds), dtype=np.bool_)
     strata[cluster_entry, fold] = True
-    return Clusters(of_unit, inside, cluster_entry, fold, 2 * chances, strata.sum(axis=1))
+    return Clusters(cluster_of_unit, inside, cluster_entry, fold, 2 * chances, strata.sum(axis=1))

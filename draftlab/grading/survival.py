@@ -122,7 +122,7 @@ def grade_survival(
         frame, fold = frame.filter(kept), fold[kept]
     usable, notes = _usable(predictors, frame)
     if not kept.all():
-        text = f"survival: {int((~kept).sum())} admitted rows that no fit covers are left out"
+        text = f"survival: {int((~kept).sum())} sent drafts are left out because no fit covers them"
         notes.append(Note("survival_uncovered", text))
     rows, order = _arrange(cell, frame, fold)
     grid = make_grid(cell, frame, fold_of_prompt)
@@ -142,8 +142,8 @@ def grade_survival(
         logit = log_odds_of_log(log_survival.reshape(-1)[place])
         expected = np.nansum(np.exp(log_survival), axis=1)
         del log_survival  # arrays of all proposals: at most a few at once
-        one = np.ones((rows.num_folds, rows.num_positions))
-        graded = grade(rows, logit, one, 0 * one, n_bins, view="survival", scopes=_SCOPES)
+        ones = np.ones((rows.num_folds, rows.num_positions))
+        graded = grade(rows, logit, ones, 0 * ones, n_bins, view="survival", scopes=_SCOPES)
         label = {"predictor": pl.lit(plan.name), "lossless": pl.lit(plan.lossless)}
         return (
             graded.table.with_columns(
@@ -201,8 +201,8 @@ def _combine(
 def _trained(coefficients: dict[str, Coefficients], cell: Cell) -> int:
     """Return how many positions from 0 on have coefficients in every fold."""
     known = np.ones(cell.num_positions, dtype=np.bool_)
-    for one in coefficients.values():
-        known &= np.isfinite(one.intercepts).all(axis=0)
+    for fit in coefficients.values():
+        known &= np.isfinite(fit.intercepts).all(axis=0)
     return int(np.argmin(known)) if not known.all() else cell.num_positions
 
 

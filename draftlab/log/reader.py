@@ -345,11 +345,35 @@ def _find_runs(path: str | Path) -> dict[str, fs.FileSystem]:
     if prefix in found:
         found = [prefix]
     if not found:
+        below = [folder for folder in folders if _holds_a_run(folder, filesystem)]
+        way_out = (
+            f"it holds folders of logs, so name one: {_list_logs(path, below)}"
+            if below
+            else "make one with `draftlab collect --out DIR`"
+        )
         raise InputError(
-            f"{path}: holds no draft log (neither it nor a folder in it has a run.json); "
-            "make one with `draftlab collect --out DIR`"
+            f"{path}: holds no draft log (neither it nor a folder in it has a run.json); {way_out}"
         )
     return dict.fromkeys(found, filesystem)
+
+
+def _holds_a_run(folder: str, filesystem: fs.FileSystem) -> bool:
+    try:
+        entries = filesystem.get_file_info(fs.FileSelector(folder))
+    except OSError:  # not ours to read
+        return False
+    runs = (entry.path for entry in entries if entry.type == fs.FileType.Directory)
+    return any(filesystem.get_file_info(f"{run}/run.json").is_file for run in runs)
+
+
+def _list_logs(path: str | Path, folders: Sequence[str]) -> str:
+    names = [f"{str(path).rstrip('/')}/{folder.rpartition('/')[2]}" for folder in folders]
+    more = len(names) - _LOGS_NAMED
+    return ", ".join(names[:_LOGS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+_LOGS_NAMED = 5
+"""Logs that an error names."""
 
 
 def _filesystem(path: str | Path) -> tuple[fs.FileSystem, str]:
@@ -399,7 +423,7 @@ def _open_run(folder: str, filesystem: fs.FileSystem) -> tuple[Run, list[Problem
 
 
 def _read_metadata(folder: str, filesystem: fs.FileSystem) -> tuple[dict[str, Any], bytes]:
-    """Return run.json, parsed and as it stands."""
+    """Return run.json, parsed and as bytes."""
     path = f"{folder}/run.json"
     with filesystem.open_input_stream(path) as stream:
         text: bytes = stream.readall()

@@ -1,4 +1,4 @@
-"""Rows of `trees` from the alternatives that stand beside the drafts of a proposal."""
+"""Rows of `trees` from the alternatives to the drafts of a proposal."""
 
 from __future__ import annotations
 

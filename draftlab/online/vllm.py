@@ -31,10 +31,10 @@ class Constants:
     refit_interval: int = 100
     """Engine steps between refits; steps that graded nothing count too."""
     damping: float = 50.0
-    """A step is scaled by n / (n + damping): the slope's by all labels of the round, an
-    intercept's by its own."""
+    """Shrinks each refit step by n / (n + damping), where n counts all labels of the round for the
+    slope, and those of its position for an intercept."""
     ridge: float = 1e-3
-    """Added to the matrix, once for the slope and once for each intercept, not to the gradient."""
+    """Ridge added to the Hessian only, once for the slope and once for each intercept."""
     start_slope: float = 0.5
     start_intercept: float = -0.2
 

@@ -165,15 +165,15 @@ class CostTable:
 
 
 USELESS: dict[str, str] = {
-    "flat_table": "flat table",
-    "one_size_table": "flat table (one size in it: it cannot tell)",
-    "inert_table": "inert table",
+    "flat_table": "the cost table is flat",
+    "one_size_table": "the cost table is flat (only one batch size was measured)",
+    "inert_table": "the cost table always favours the same budget",
 }
-"""Why no budget can come of a cost table, whatever the load."""
+"""Why a cost table leaves nothing to decide, by code."""
 
 
 class UselessTable(NamedTuple):
-    """Why no budget can come of a cost table at some load."""
+    """Why a cost table leaves nothing to decide at some load."""
 
     code: str
     """``flat_table``: the time does not depend on the drafts verified, so everything is verified;
@@ -196,14 +196,14 @@ class UselessTable(NamedTuple):
 def check_table(
     table: CostTable, *, requests: int, num_speculative_tokens: int
 ) -> UselessTable | None:
-    """Return why no budget can come of a table at this load, else None.
+    """Return why a table leaves nothing to decide at this load, else None.
 
     Examples
     --------
     >>> toy = CostTable("toy", "model", verify=Curve((1,), (10.0,)))
     >>> print(check_table(toy, requests=4, num_speculative_tokens=5))
-    flat table (one size in it: it cannot tell): a step costs the same with 0 and with 20 drafts at
-    4 requests, so everything is verified
+    the cost table is flat (only one batch size was measured): a step costs the same with 0 and with
+    20 drafts at 4 requests, so everything is verified
     """
     K = num_speculative_tokens
     drafts = requests * K
@@ -221,7 +221,7 @@ def check_table(
     if len(np.unique(budgets)) == 1:
         return UselessTable(
             "inert_table",
-            f"of {at} the best budget is {budgets[0]} whatever their acceptance",
+            f"of {at} the best budget is {budgets[0]}, however likely they are to be accepted",
             "no predictor can change it",
         )
     return None

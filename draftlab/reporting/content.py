@@ -39,7 +39,7 @@ def draw_study(name: str, study: Any, cells: dict[str, CellKey]) -> Sections:
     if name in _OF_LOG:
         return {"": [_OF_LOG[name](study)]}
     if name not in _OF_CELL:
-        return {}  # it stands in the appendix
+        return {}  # it is in the appendix
     return {
         cell_id: [part for part in _OF_CELL[name](study, cell, cell_id) if part is not None]
         for cell_id, cell in cells.items()
@@ -124,8 +124,8 @@ def build_report(
     content = {
         "report": FORMAT_VERSION,
         "title": f"Acceptance prediction: {_title(cells)}",
-        "lede": "How well the drafter's own distribution tells which of its tokens the target "
-        f"will accept, graded on logged drafts; {tables.fit_style(evaluation)}.",
+        "lede": "How well the drafter's own distribution tells which of its tokens the target will "
+        f"accept, graded on logged drafts ({tables.fit_style(evaluation)}).",
         "facts": facts(inspection, cells) + appendix.where_fact(evaluation),
         "date": date_of(inspection),
         "cells": [{"id": name, **cell._asdict()} for name, cell in named.items()],
@@ -139,7 +139,7 @@ def build_report(
 
 
 def facts(inspection: Inspection, cells: list[CellKey]) -> list[list[str]]:
-    """Return what stands in the title block: key and value."""
+    """Return the facts of the title block as key and value."""
     runs = [run["metadata"] for run in inspection.runs]
     engines = dict.fromkeys(str(run["engine"]) for run in runs)
     proposed = sum(run["rows"]["drafts"] for run in inspection.runs)

@@ -41,13 +41,13 @@ class Label(NamedTuple):
 
     name: str
     remark: str
-    """What a reader must know beside the name; may be empty."""
+    """Printed in brackets after the name; may be empty."""
     section: str
     """``published``, ``floor``, ``ceiling`` or ``other``."""
 
 
 SECTIONS = {"published": 0, "other": 1, "floor": 2, "ceiling": 3}
-"""Of the headline table, in its order; others come from a plugin."""
+"""Sections of the headline table, in its order; ``other`` predictors come from a plugin."""
 
 PUBLISHED_LABELS = {
     "log_qmax": ("log(qmax)", ""),
@@ -64,8 +64,8 @@ _LABELS = {
     **{name: Label(*label, "published") for name, label in PUBLISHED_LABELS.items()},
     "constant": Label("constant rate", "floor", "floor"),
     "per_position": Label("per-position rate", "floor", "floor"),
-    "overlap": Label("overlap", "ceiling: sees the prefix and p", "ceiling"),
-    "accept_prob": Label("accept_prob", "ceiling: sees the draw and p", "ceiling"),
+    "overlap": Label("overlap", "ceiling: knows the prefix and p", "ceiling"),
+    "accept_prob": Label("accept_prob", "ceiling: knows the drawn token and p", "ceiling"),
 }
 
 

@@ -56,7 +56,7 @@ _STATUS = {"holds": "holds", "agrees": "holds", "does not hold": "fails", "does 
 
 
 def _group_figures(found: list[Block]) -> list[list[Block]]:
-    """Return the blocks in groups: figures that follow one another stand side by side."""
+    """Return the blocks in groups: consecutive figures share a row."""
     return [list(group) for _, group in groupby(found, lambda block: block["kind"] == "figure")]
 
 

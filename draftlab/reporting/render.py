@@ -60,7 +60,7 @@ def report(
     pdf: bool = True,
     on_line: Callable[[str], None] | None = None,
 ) -> Path:
-    """Write OUT/report.json, OUT/index.html and OUT/report.pdf; each needs nothing beside it.
+    """Write OUT/report.json, OUT/index.html and OUT/report.pdf; each needs no other file.
 
     Parameters
     ----------

@@ -55,16 +55,24 @@ def recovery_table(drift: Drift) -> pl.DataFrame:
 
 
 def describe_drift(drift: Drift) -> str:
-    """Return what a scenario was and how recovery is measured, in a few words."""
+    """Return what a scenario was, in one sentence."""
     s = drift.settings
-    passes = ", ".join(f"{name} {count:.1f}" for name, count in s["passes"].items())
+    passes = ", ".join(f"of {name} {count:.1f} times" for name, count in s["passes"].items())
     return (
-        f"{s['scenario']}, {s['proposals_per_step']} proposals a step (passes through the log's "
-        f"own: {passes}), refit every "
-        f"{s['refit_interval']} steps; recovered: a window of {s['window']} steps within 0.01 nats "
-        "of the offline fit to the new traffic alone; cost: nats lost against it until then; "
-        "excess: over it, in the whole segment; never moved: that of the fit to the traffic before"
+        f"{s['scenario']}, {s['proposals_per_step']} proposals per step, refit every "
+        f"{s['refit_interval']} steps. It goes through the log's own rows {passes}"
     )
+
+
+def explain_recovery(drift: Drift) -> list[str]:
+    """Return what the columns of `recovery_table` mean, one sentence each."""
+    return [
+        f"recovery: the first window of {drift.settings['window']} steps within {RECOVERED} nats "
+        "of an offline fit to the new traffic",
+        "cost: total extra log-loss until then, in nats",
+        "excess: log-loss above the offline fit to the new traffic, over the whole segment",
+        "never moved: the excess of a model that keeps its old coefficients",
+    ]
 
 
 def mild_switches(drift: Drift) -> list[str]:
@@ -72,8 +80,7 @@ def mild_switches(drift: Drift) -> list[str]:
     excess = pl.col("stale_log_loss") - pl.col("offline_log_loss")
     mild = drift.recovery.filter(excess <= RECOVERED).unique("switch_step", maintain_order=True)
     return [
-        f"step {row['switch_step']}, {row['before']} > {row['after']}: even the fit to the traffic "
-        f"before, never moved, is within {RECOVERED} nats of the best, so there is nothing to "
-        "recover from"
+        f"step {row['switch_step']}, {row['before']} > {row['after']}: there is nothing to recover "
+        f"from, because keeping the old coefficients costs no more than {RECOVERED} nats"
         for row in mild.iter_rows(named=True)
     ]

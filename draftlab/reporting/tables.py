@@ -129,7 +129,7 @@ _OWN_FIT = tuple(
 
 
 def workload_table(evaluation: Evaluation, cell: CellKey) -> pl.DataFrame:
-    """Return one row per dataset: what was accepted, and how the adopted feature did.
+    """Return one row per dataset: acceptance, and the grades of the adopted feature.
 
     Returns
     -------
@@ -240,17 +240,20 @@ def excluded_text(evaluation: Evaluation, cell: CellKey) -> str:
         for row in reasons.rows(named=True)
     ]
     total = rows.filter(reason="total")["rows"].sum()
-    several = f" ({format_number(total)} in all: some are both)"
+    several = f" ({format_number(total)} distinct rows; some match both)"
     return (", ".join(parts) or "none") + (several if reasons["rows"].sum() > total else "")
 
 
 def calibration_line(evaluation: Evaluation, cell: CellKey) -> str:
-    """Return what ECE perfect calibration of the adopted feature would show, in words."""
+    """Return the ECE that a perfectly calibrated adopted feature would show, in words."""
     table = headline_table(evaluation, cell)
     adopted = table.filter(predictor=ADOPTED)
     shown = (adopted if len(adopted) else table).row(0, named=True)
     null, high = format_number(shown["ece_null"]), format_number(shown["ece_null_high"])
-    return f"perfect calibration of {shown['name']} would show ECE {null} here, 95 % below {high}"
+    return (
+        f"a perfectly calibrated {shown['name']} would show ECE {null} here, 95 % of the time "
+        f"below {high}"
+    )
 
 
 def _only(evaluation: Evaluation) -> CellKey:

@@ -115,17 +115,17 @@ def calibrate(
     Parameters
     ----------
     log : path, paths or DraftLog
-        Of one pair, K and drafting: a calibration belongs to one.
+        It must hold one pair, K and drafting, because a calibration belongs to one.
     sources : str or sequence of str, optional
-        Of `SOURCES`, or predictors of a plugin that are not fitted; those that the log has unless
-        told.
+        Names in `SOURCES`, or predictors of a plugin that are not fitted; by default those that
+        the log has.
     methods : str or sequence of str, optional
-        Of `CALIBRATORS`; all unless told.
+        Names in `CALIBRATORS`; all by default.
     n_bins : int
         Equal-width bins of the conditional ECE.
     allow_trimmed : bool
-        Fit on a log that was trimmed live all the same: biased, its rows were chosen by the
-        probabilities that are calibrated.
+        Fit on a log that was trimmed live. The result is biased, because the probabilities that
+        are calibrated chose its rows.
     plugin : Plugin, path or paths, optional
         A user's predictors, as in `evaluate`: those that are not fitted can be calibrated.
     by : str, optional
@@ -174,15 +174,15 @@ def calibrate(
     }
     grouping = None if by is None else make_grouping(by, opened)[0]
     options = _Options(methods, n_bins, grouping)
-    made = {s: _calibrate(cell, known[s], options, origin) for s in chosen}
+    calibrated = [_calibrate(cell, known[source], options, origin) for source in chosen]
     return Calibration(
-        metrics=_frame(cell, [row for one in made.values() for row in one.metrics]).cast(
+        metrics=_frame(cell, [row for made in calibrated for row in made.metrics]).cast(
             {"by": pl.String}
         ),
-        calibrators=_frame(cell, [row for one in made.values() for row in one.calibrators]),
-        temperatures=_frame(cell, [row for one in made.values() for row in one.temperatures]),
-        calibration={source: one.file for source, one in made.items()},
-        notes=[note for one in made.values() for note in one.notes],
+        calibrators=_frame(cell, [row for made in calibrated for row in made.calibrators]),
+        temperatures=_frame(cell, [row for made in calibrated for row in made.temperatures]),
+        calibration={s: made.file for s, made in zip(chosen, calibrated, strict=True)},
+        notes=[note for made in calibrated for note in made.notes],
         settings={
             "sources": chosen,
             "plugins": [shown_path(path) for path in added.paths],
@@ -211,11 +211,11 @@ def _known_sources(plugin: Plugin) -> dict[str, Predictor]:
 def _check(
     sources: Sequence[str] | None, methods: Sequence[str], n_bins: int, known_sources: Sequence[str]
 ) -> None:
-    for kind, given, known in (
+    for kind, names, known in (
         ("source", sources or (), known_sources),
         ("method", methods, tuple(CALIBRATORS)),
     ):
-        unknown = [name for name in given if name not in known]
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise InputError(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
     if n_bins < 1:
@@ -243,7 +243,9 @@ def _sampling(log: DraftLog, cell: Cell) -> dict[str, Any]:
     names = ("temperature", "top_p", "top_k", "min_p")
     requests = log.requests.filter(pl.col("run").is_in(cell.runs)).select(names).unique().collect()
     values = {name: requests[name].unique().sort().to_list() for name in names}
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    return {
+        name: distinct[0] if len(distinct) == 1 else distinct for name, distinct in values.items()
+    }
 
 
 def _frame(cell: Cell, rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -271,9 +273,10 @@ def _calibrate(
     sts = fit_sts(log_odds[part], grid.survived[part])
     rows += _grade_survival(source, grid, log_odds, sts)
     calibrators = [
-        {"source": source, "method": one.method, "per_position": one.per_position} | parameter
-        for one in fitted
-        for parameter in _parameter_rows(one)
+        {"source": source, "method": calibrator.method, "per_position": calibrator.per_position}
+        | parameter
+        for calibrator in fitted
+        for parameter in _parameter_rows(calibrator)
     ]
     return _Made(
         metrics=rows,
@@ -314,7 +317,10 @@ def _grade_conditional(
     raw = ready.features[source][part]
     y, position, group = rows.accepted[part], rows.position[part], rows.group[part]
     graded = [("none", False, raw)]
-    graded += [(one.method, one.per_position, one.log_odds(raw, position)) for one in fitted]
+    graded += [
+        (calibrator.method, calibrator.per_position, calibrator.log_odds(raw, position))
+        for calibrator in fitted
+    ]
     out = []
     for method, per_position, logit in graded:
         label = {"source": source, "view": "conditional", "method": method}
@@ -398,10 +404,10 @@ def _grade_survival(
     return out
 
 
-def _parameter_rows(one: Calibrator) -> list[dict[str, Any]]:
+def _parameter_rows(calibrator: Calibrator) -> list[dict[str, Any]]:
     rows = []
-    for fitted in parameters_of(one):
-        found = fitted["parameters"] or {None: None}
+    for fitted in parameters_of(calibrator):
+        parameters = fitted["parameters"] or {None: None}
         rows += [
             {
                 "position": fitted["position"],
@@ -410,7 +416,7 @@ def _parameter_rows(one: Calibrator) -> list[dict[str, Any]]:
                 "n": fitted["n"],
                 "note": fitted["note"],
             }
-            for name, value in found.items()
+            for name, value in parameters.items()
         ]
     return rows
 

@@ -38,27 +38,27 @@ METRICS = ("auc", "log_loss", "brier", "mean_prediction")
 TABLES = ("setup", "predictors", "acceptance")
 
 _SETUP = (
-    ("target", "target", "the models differ: no number says anything about settings"),
-    ("drafter", "drafter", "the drafters differ: differences are of drafters too"),
-    ("method", "drafting method", "another way of drafting"),
+    ("target", "target", "the models differ, so no number says anything about settings"),
+    ("drafter", "drafter", "the drafters differ, so the differences include those of the drafters"),
+    ("method", "drafting method", "drafts are made in another way"),
     ("drafting", "drafting", "greedy and probabilistic drafts are accepted by different rules"),
     (
         "num_speculative_tokens",
         "K",
-        "acceptance rates fall as K rises with the same drafter: they are not compared, only "
-        "acceptance at each position and acceptance length are; predictors are graded at the "
-        "positions that both logs have",
+        "acceptance rates fall as K rises with the same drafter, so only acceptance at each "
+        "position and acceptance length are compared; predictors are graded at the positions that "
+        "both logs have",
     ),
-    ("verification", "verification", "another rule of acceptance"),
+    ("verification", "verification", "drafts are accepted by another rule"),
     (
         "adaptive_verification",
         "adaptive verification",
-        "a live prediction chose which drafts were observed: grades of predictors are biased",
+        "a live prediction chose which drafts were observed, so grades of predictors are biased",
     ),
-    ("feature_source", "feature source", "features are of another distribution"),
-    ("engine", "engine", "another engine or version"),
+    ("feature_source", "feature source", "features come from another distribution"),
+    ("engine", "engine", "the engine or its version differs"),
     ("device", "device", "arithmetic differs, so greedy ties may fall elsewhere"),
-    ("vocab_size", "vocabulary", "another vocabulary"),
+    ("vocab_size", "vocabulary", "the vocabularies differ"),
 )
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
@@ -232,8 +232,8 @@ def _choose_prompts(
     least = min(int(mark.sum()) for mark in present)
     counts = f"{int(both.sum())} in both"
     if both.sum() >= max(2, PAIRED_SHARE * least):
-        return both, f"{counts}: differences are paired on them, the others are left out"
-    return None, f"{counts}: too few to pair, every prompt counts"
+        return both, f"{counts}; differences are paired on them, and the others are left out"
+    return None, f"{counts}, too few to pair, so every prompt counts"
 
 
 def _num_positions(evaluation: Evaluation) -> int:
@@ -256,26 +256,26 @@ def _keep(side: _Side, prompts: BoolArray | None) -> _Side:
 
 
 def _compare_setup(
-    a: DraftLog, b: DraftLog, of_a: Evaluation, of_b: Evaluation, how: str
+    a: DraftLog, b: DraftLog, evaluation_a: Evaluation, evaluation_b: Evaluation, how: str
 ) -> pl.DataFrame:
-    found = [
+    settings = [
         (title, _values(a, key), _values(b, key), consequence) for key, title, consequence in _SETUP
     ]
-    moved = "p and q are of other distributions: acceptance and features both move"
+    moved = "p and q change, so acceptance and features both change"
     for name in _SAMPLING:
         values = _request_values(a, name), _request_values(b, name)
-        found.append((name.replace("_", "-"), *values, moved))
+        settings.append((name.replace("_", "-"), *values, moved))
     datasets = _request_values(a, "dataset"), _request_values(b, "dataset")
-    found.append(("workloads", *datasets, "other workloads"))
+    settings.append(("workloads", *datasets, "the workloads differ"))
     rows = [
         (name, first, second, first != second, consequence if first != second else "")
-        for name, first, second, consequence in found
+        for name, first, second, consequence in settings
     ]
     prompts = [log.requests.select(_PROMPT.n_unique()).collect().item() for log in (a, b)]
     rows.append(("prompts", str(prompts[0]), str(prompts[1]), prompts[0] != prompts[1], how))
-    graded = [set(evaluation.metrics["predictor"]) for evaluation in (of_a, of_b)]
+    graded = [set(evaluation.metrics["predictor"]) for evaluation in (evaluation_a, evaluation_b)]
     if absent := sorted(graded[0] ^ graded[1]):
-        left_out = f"only one log has {', '.join(absent)}: not compared"
+        left_out = f"only one log has {', '.join(absent)}, so they are not compared"
         rows.append(("predictors", str(len(graded[0])), str(len(graded[1])), True, left_out))
     names = ("setting", "a", "b", "differs", "consequence")
     return pl.DataFrame(rows, schema=names, orient="row")
@@ -302,19 +302,19 @@ def _request_values(log: DraftLog, column: str) -> str:
 def _compare_predictors(first: _Side, second: _Side, num_prompts: int) -> pl.DataFrame:
     lossless = dict(first.evaluation.metrics.select("predictor", "lossless").unique().iter_rows())
     shared = set(second.evaluation.metrics["predictor"])
-    found = []
+    rows = []
     for predictor in first.evaluation.metrics["predictor"].unique(maintain_order=True):
         if predictor not in shared or predictor not in first.rows.columns:
             continue
         for (value, *sides), metric in itertools.product(_parts(first, second), METRICS):
             graded = [_grade(side, predictor, metric, num_prompts) for side in sides]
-            found.append(
+            rows.append(
                 {"predictor": predictor, "lossless": lossless[predictor], "by": value}
                 | {"metric": metric}
                 | _difference(*graded)
                 | {"n_a": len(sides[0].rows), "n_b": len(sides[1].rows)}
             )
-    return pl.DataFrame(found, schema_overrides={"by": pl.String})
+    return pl.DataFrame(rows, schema_overrides={"by": pl.String})
 
 
 def _parts(first: _Side, second: _Side) -> Iterator[tuple[str | None, _Side, _Side]]:
@@ -394,12 +394,12 @@ def _compare_acceptance(
     first: _Side, second: _Side, num_prompts: int, *, same_k: bool
 ) -> pl.DataFrame:
     datasets = sorted(set(first.lengths["dataset"]) & set(second.lengths["dataset"]))
-    found = []
+    rows = []
     for dataset in (None, *datasets):
         parts = [s.lengths if dataset is None else s.lengths.filter(dataset=dataset)
                  for s in (first, second)]  # fmt: skip
         row = {"measure": "acceptance_length", "dataset": dataset, "position": None}
-        found.append(row | _compare_means(parts, "acceptance_length", num_prompts))
+        rows.append(row | _compare_means(parts, "acceptance_length", num_prompts))
     shared = set(first.rows["position"]) & set(second.rows["position"])
     for position in (None, *sorted(shared)):
         parts = [s.rows if position is None else s.rows.filter(position=position)
@@ -409,8 +409,8 @@ def _compare_acceptance(
         if position is None and not same_k:
             undefined = dict.fromkeys(("difference", "low", "high", "distinguishable"))
             compared |= undefined | {"comparable": False}
-        found.append(row | compared)
-    return pl.DataFrame(found, schema=_ACCEPTANCE)
+        rows.append(row | compared)
+    return pl.DataFrame(rows, schema=_ACCEPTANCE)
 
 
 _ACCEPTANCE: dict[str, Any] = {

@@ -197,11 +197,11 @@ def evaluate(
     slope_per_position : bool
         Ablation: one slope per position in the fitted features.
     allow_trimmed : bool
-        Grade a log of a run under adaptive verification all the same. Its hidden rows were
-        chosen by the live prediction, so its numbers do not compare predictors. Without it,
-        only the predictor that trimmed may be refitted, if ``predictors`` names it alone.
+        Grade a log collected under adaptive verification. The live prediction chose its hidden
+        rows, so its numbers cannot rank predictors. Without this option only the predictor that
+        trimmed may be refitted, if ``predictors`` names it alone.
     pool : bool
-        Make one cell of all runs, whatever their pairs, K and drafting.
+        Pool all runs into one cell, even if pair, K or drafting differ.
     keep_predictions : bool
         Fill ``predictions``.
     compare : {"adopted", "all"}

@@ -46,7 +46,8 @@ def test_trimming_check_compares_with_a_live_log(
         pl.read_parquet(path).with_columns(num_requests=pl.lit(4, pl.Int32)).write_parquet(path)
     found = call("trimming-check", off, live, "--cost", cost, "--out", tmp_path / "out")
     assert found.err == ""
-    assert "live check: the simulation" in found.out
+    assert "The simulation " in found.out
+    assert "with the trimmed run:" in found.out
     content = json.loads(call("trimming-check", off, live, "--cost", cost, "--json").out)
     assert (content["policy"], content["concurrency"]) == ("av/qmax", 4)
     sent = next(row for row in content["measures"] if row["measure"] == "verified_per_step")

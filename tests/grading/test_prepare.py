@@ -67,9 +67,9 @@ def test_no_more_folds_than_prompts(tmp_path: Path) -> None:
     ready = prepare(make_cell(tmp_path / "two", prompts=2), [PREDICTORS["entropy"]], folds=5)
     assert ready.rows.num_folds == 2
     [note] = ready.notes
-    assert str(note) == "2 folds instead of 5: there are no more prompts"
+    assert str(note) == "2 folds instead of 5, because there are no more prompts"
     alone = make_cell(tmp_path / "one", prompts=1)
-    with pytest.raises(InputError, match="at least 2 groups"):
+    with pytest.raises(InputError, match="at least 2 prompts"):
         prepare(alone, [PREDICTORS["entropy"]])
     assert prepare(alone, [PREDICTORS["entropy"]], folds=None).rows.num_folds == 1
 

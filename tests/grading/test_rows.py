@@ -99,7 +99,7 @@ def test_pairs_of_clusters_are_counted_as_by_a_double_loop(scope: str) -> None:
     clusters = rows.clusters[scope]
     inside = rows.units
     group = np.zeros(len(clusters.entry), dtype=np.int64)
-    group[clusters.of_unit] = inside.group[clusters.inside]
+    group[clusters.cluster_of_unit] = inside.group[clusters.inside]
     found = zip(clusters.entry.tolist(), group.tolist(), clusters.total(clusters.chances).tolist(),
                 strict=True)  # fmt: skip
     assert {(e, g): total for e, g, total in found if total} == dict(pairs)

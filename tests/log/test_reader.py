@@ -109,6 +109,23 @@ def test_bad_input_is_named_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_logs_one_level_below_are_named(run: Path) -> None:
+    """The folder above a log is no log, but says which logs it holds: "data" names data/sample."""
+    log = run.parent
+    above = log.parent
+    (above / "empty").mkdir()
+    shutil.copytree(log, above / "other")
+    with pytest.raises(InputError) as caught:
+        open_log(above)
+    names = str(caught.value).rpartition("name one: ")[2].split(", ")
+    assert names == sorted([str(log), str(above / "other")])
+    shutil.rmtree(above / "other")
+    for i in range(7):
+        shutil.copytree(log, above / f"z{i}")
+    with pytest.raises(InputError, match=r"z3 and 3 more$"):
+        open_log(above)
+
+
 def test_a_file_is_not_a_log(run: Path) -> None:
     with pytest.raises(InputError, match="a draft log is a folder of runs"):
         open_log(part(run))

@@ -148,7 +148,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 
 def test_flat_and_inert_tables_are_called_so() -> None:
     flat = CostTable("flat", "model", verify=Curve((1, 1000), (5.0, 5.0)))
-    assert "flat table" in str(check_table(flat, requests=8, num_speculative_tokens=5))
+    assert "the cost table is flat" in str(check_table(flat, requests=8, num_speculative_tokens=5))
     # so cheap that even a chance of 0.05 pays
     cheap = CostTable("inert", "model", verify=Curve((1, 2), (1.0, 1.02)))
     assert "budget is 1" in str(check_table(cheap, requests=1, num_speculative_tokens=1))

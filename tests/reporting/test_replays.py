@@ -133,5 +133,6 @@ def test_the_recovery_table_says_what_did_not_recover(
     assert row["excess"] > 1
     print_drift(drifted, Console(width=120))
     out = " ".join(capsys.readouterr().out.split())
-    assert "easy@100 > hard@100 > easy@100, 16 proposals a step" in out
+    assert "easy@100 > hard@100 > easy@100, 16 proposals per step" in out
+    assert "never moved: the excess of a model that keeps its old coefficients" in out
     assert "moved a coefficient by more than" in out

@@ -50,7 +50,7 @@ def test_of_more_constants_the_best_of_the_rest_is_drawn_and_said() -> None:
     best = table.group_by("damping", "ridge").agg(pl.col("log_loss").min()).sort("damping", "ridge")
     assert drawn.height == 4
     assert drawn["log_loss"].to_list() == best["log_loss"].to_list()
-    assert "Each cell is the start slope of least log-loss there" in SWEEP_DRAWING.caption(drawn)
+    assert "shows the start slope with the lowest log-loss" in SWEEP_DRAWING.caption(drawn)
 
 
 def test_one_constant_makes_lines() -> None:

@@ -138,7 +138,7 @@ def test_print_fits_100_columns_and_says_what_was_run(evaluation: Evaluation) ->
     assert "unobserved" in text
     assert "15 equal-width bins" in text
     assert "…" not in text  # nothing was cut
-    adopted = next(line for line in text.splitlines() if line.startswith("logit(qmax), adopted"))
+    adopted = next(line for line in text.splitlines() if line.startswith("logit(qmax) (adopted)"))
     auc = headline_table_auc(evaluation)
     assert adopted.split()[2:4] == ["yes", format_number(auc)]
 

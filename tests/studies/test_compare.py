@@ -138,7 +138,7 @@ def test_other_prompts_are_not_paired(tmp_path: Path) -> None:
     b = synth_log(tmp_path / "b", num_requests=30, datasets={"two": 0.0})
     result = compare(a, b)
     prompts = result.setup.filter(setting="prompts").row(0, named=True)
-    assert "0 in both: too few to pair" in prompts["consequence"]
+    assert "0 in both, too few to pair" in prompts["consequence"]
     assert not result.predictors["paired"].any()
 
 

@@ -675,7 +675,7 @@ def test_bad_options_are_refused(run: Path, options: dict[str, Any], message: st
         pytest.param(
             "requests",
             lambda rows: rows.with_columns(group=pl.lit("same")),
-            "at least 2 groups.*--in-sample",
+            "at least 2 prompts.*--in-sample",
             id="one-group",
         ),
         pytest.param(

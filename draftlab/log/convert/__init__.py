@@ -34,9 +34,9 @@ def convert(
     source_format : str
         Name in `CONVERTERS`.
     drafting : {"greedy", "probabilistic"}
-        How the drafter drew its tokens, which such files do not say.
+        How the drafter drew its tokens. Foreign files do not say.
     temperature : float
-        Of the requests; such files do not say it either.
+        Temperature the requests were sampled with. Foreign files do not say either.
 
     Returns
     -------

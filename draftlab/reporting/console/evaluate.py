@@ -48,6 +48,7 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         if evaluation.settings.get("by"):
             _print_by(evaluation, cell, console)
         if len(of_cell(evaluation.differences, cell)):
+            console.print()
             console.print(_rich_differences(evaluation, cell))
     for note in evaluation.notes:
         _print(console, f"note: {note}")
@@ -67,9 +68,11 @@ def _print(console: Console, text: str) -> None:
 
 
 _LEGEND = (
-    "Below the first rule the floors, below the second the ceilings: overlap sees prefix and p,",
-    "accept_prob the draw too. exp.: ECE expected of perfect calibration at this n. pred.: mean",
-    "prediction. publ.: vLLM PR #52228, other models and traffic, so only the order compares.",
+    "constant and per-position rate are floors: they know no feature. overlap and accept_prob are",
+    "ceilings: they know the target's p, accept_prob also the drawn token. exp. = ECE of a "
+    "perfectly",
+    "calibrated predictor with this many rows; pred. = mean prediction; publ. = vLLM PR #52228",
+    "(other models: compare the ranking only).",
     "",
 )
 _PRINTED = {
@@ -91,9 +94,9 @@ def rich_headline(table: pl.DataFrame) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    out = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     out.add_column("predictor", max_width=24, vertical="bottom")
-    out.add_column("loss-\nless", max_width=5)
+    out.add_column("lossless", vertical="bottom")
     for name, title in _PRINTED.items():
         out.add_column(title, justify="right", style="dim" if "published" in name else None)
     previous = None
@@ -103,7 +106,7 @@ def rich_headline(table: pl.DataFrame) -> Table:
         previous = row["section"]
         main = row["predictor"] == ADOPTED
         out.add_row(
-            Text(f"{row['name']}, adopted" if main else row["name"]),
+            Text(f"{row['name']} (adopted)" if main else row["name"]),
             format_number(row["lossless"]),
             *(format_number(row[column]) for column in _PRINTED),
             style="bold" if main else "",

@@ -1,4 +1,4 @@
-"""What is in a log, in plain words and one table a run."""
+"""What is in a log, in plain words, and one table per run."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from draftlab.reporting.replay_tables import (
     SUMMARY,
     describe_drift,
     describe_replay,
+    explain_recovery,
     mild_switches,
     recovery_table,
 )
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def print_replay(result: Replay, console: Console) -> None:
-    """Print one table a run: every estimator, graded before it learnt each label."""
+    """Print one table per run: every estimator, graded before it learnt each label."""
     for (run,), rows in result.summary.group_by("run", maintain_order=True):
         lines = [
             f"{rows['pair'][0]}, {rows['drafting'][0]} drafting, run {run}",
@@ -42,7 +43,8 @@ def print_replay(result: Replay, console: Console) -> None:
 
 def print_drift(drift: Drift, console: Console) -> None:
     """Print the recovery after each switch."""
-    console.print(describe_drift(drift), markup=False, highlight=False)
+    for line in (describe_drift(drift), *explain_recovery(drift)):
+        console.print(line, markup=False, highlight=False)
     print_table(recovery_table(drift), console)
     for note in (*mild_switches(drift), *drift.notes):
         console.print(f"note: {note}", markup=False, highlight=False)

@@ -93,12 +93,12 @@ def _thousands(name: str) -> pl.Expr:
 
 
 def print_trimming_check(result: TrimmingCheck, console: Console) -> None:
-    """Print simulated beside measured adaptive verification."""
+    """Print simulated and measured adaptive verification."""
     verdict = "agrees" if result.agrees else "DISAGREES"
     say(
         console,
-        f"\nlive check: the simulation {verdict} with {result.num_requests} requests under "
-        f"{result.policy}, {result.concurrency} at once, {result.num_prompts} prompts in both",
+        f"\nThe simulation {verdict} with the trimmed run: {result.num_requests} requests under "
+        f"{result.policy}, {result.concurrency} at once, {result.num_prompts} prompts in both logs",
     )
     print_table(result.measures, console)
     print_notes(result.notes, console)
@@ -111,7 +111,7 @@ def print_audit(result: Audit, console: Console) -> None:
 
 
 def print_notes(notes: Sequence[Note], console: Console) -> None:
-    """Print notes, one a line."""
+    """Print one note per line."""
     for note in notes:
         say(console, f"note: {note}")
 

@@ -172,7 +172,7 @@ def plot_lengths(evaluation: Evaluation, cell: CellKey) -> tuple[Figure, pl.Data
                     own["observed_accepted_high"].to_list(), color=COLOURS[color],
                     linewidth=1)  # fmt: skip
     axes.set(xlim=(0, K), ylim=(0, K))
-    axes.set_xlabel("expected accepted drafts of a proposal")
+    axes.set_xlabel("expected accepted drafts per proposal")
     axes.set_ylabel("observed")
     add_legend(figure, axes)
     return figure, table
@@ -240,7 +240,7 @@ def _thousands(value: float, _: Any) -> str:
 
 
 def shown_reliability(evaluation: Evaluation) -> list[str]:
-    """Return the predictors whose calibration is drawn: one of a plugin beside ours."""
+    """Return the predictors whose calibration is drawn: ours and one of a plugin."""
     return [*_RELIABILITY, *own_predictors(evaluation)[:1]]
 
 
@@ -261,7 +261,7 @@ def _spell_reliability(table: pl.DataFrame) -> str:
         rows = table.filter(pl.col("n") > 0, predictor=predictor)
         gap = (pl.col("rate") - pl.col("mean_prediction")).abs() * pl.col("n")
         error = format_number(rows.select(gap.sum() / pl.col("n").sum()).item())
-        parts.append(f"{rows['name'][0]}: weighted mean distance from the diagonal {error}")
+        parts.append(f"{rows['name'][0]}: the weighted mean distance from the diagonal is {error}")
     return "; ".join(parts) + "."
 
 
@@ -316,10 +316,9 @@ DRAWINGS = (
             " rows each; bars count rows per bin."
         ),
         _spell_reliability,
-        "On the dashed diagonal, what was predicted is what happened. Under it the predictor is "
-        "overconfident, above it underconfident. The curve is the same without bins, "
-        "smoothed over 0.02 or the smooth ECE, if that is more. Hollow points are bins of fewer "
-        f"than {FEW} rows, which scatter.",
+        "On the dashed diagonal, predicted and observed acceptance agree. Below it the predictor "
+        "is overconfident, above it underconfident. The line shows the same data without bins. "
+        f"Hollow points are bins of fewer than {FEW} rows and scatter widely.",
     ),
     Drawing(
         "labels",
@@ -327,8 +326,8 @@ DRAWINGS = (
         plot_labels,
         lambda table: f"n = {format_number(table['n'].sum())} rows.",
         _spell_labels,
-        "The further the accepted rows lie to the right of the rejected ones, the higher the "
-        "AUC. In a calibrated bin at 0.9 the upper bar is nine times the lower one.",
+        "The further the accepted rows lie to the right of the rejected ones, the higher is the "
+        "AUC. In a calibrated bin at 0.9 the upper bar is nine times as long as the lower one.",
     ),
     Drawing(
         "scores",
@@ -340,9 +339,9 @@ DRAWINGS = (
             "shares of each label, on a log-odds axis."
         ),
         _spell_scores,
-        "The less the two outlines overlap, the better the predictor separates; where they cross, "
-        "a calibrated predictor stands at the log-odds of the overall rate. The outermost bins "
-        f"hold all beyond ±{SCORE_LIMIT:g}.",
+        "The less the two outlines overlap, the better the predictor separates. For a calibrated "
+        "predictor they cross at the log-odds of the overall rate. The outermost bins hold all "
+        f"rows beyond ±{SCORE_LIMIT:g}.",
     ),
 )
 """Figures of conditional calibration, in the report's order."""
@@ -353,11 +352,11 @@ LENGTHS = Drawing(
     plot_lengths,
     lambda table: (
         f"n = {format_number(table.filter(predictor=table['predictor'][0])['n_proposals'].sum())}"
-        " proposals for each predictor, in tenths; bars are 95 % by prompt."
+        " proposals for each predictor, split into ten equal groups; bars are 95 % by prompt."
     ),
     _spell_lengths,
-    "On the dashed diagonal, a budget that adds up survivals counts on what really comes. Points "
-    "far apart from left to right are what makes a budget worth having.",
+    "On the diagonal, expected and observed accepted drafts agree. The wider the points spread, "
+    "the more there is to gain by choosing which drafts to verify.",
 )
 
 SURVIVAL_DRAWINGS: tuple[Drawing, ...] = (LENGTHS,)

@@ -68,11 +68,11 @@ DIFFERENCES = Drawing(
     "Differences of predictors",
     plot_differences,
     lambda table: (
-        f"n = {format_number(table['n_prompts'].max())} prompts; bars are 95 % by prompt."
+        f"n = {format_number(table['n_prompts'].max())} prompts. Bars are 95 % by prompt."
     ),
     _spell,
-    "Right of zero a has more. More AUC and less log-loss are better; a bar that crosses zero is "
-    "no difference that other prompts would be sure to show.",
+    "Right of zero, a has the higher value. Higher AUC and lower log-loss are better. If a bar "
+    "crosses zero, the difference may be chance.",
 )
 
 DRAWINGS: tuple[Drawing, ...] = (DIFFERENCES,)

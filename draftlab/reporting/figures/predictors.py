@@ -260,7 +260,7 @@ def _spell_workloads(table: pl.DataFrame, column: str) -> str:
 def _acceptance_caption(table: pl.DataFrame) -> str:
     observed = ", ".join(format_number(n) for n in table["n_observed"])
     admitted = ", ".join(format_number(n) for n in table["n_admitted"])
-    return f"n = {observed} observed and {admitted} admitted drafts at positions 0 on."
+    return f"n = {observed} observed and {admitted} sent drafts, by position from 0."
 
 
 DRAWINGS = (
@@ -270,9 +270,9 @@ DRAWINGS = (
         plot_auc_by_position,
         _count_by_position,
         lambda table: _spell_lines(table, "auc"),
-        "Higher separates accepted from rejected drafts better; 0.5 is chance. Bands are 95 % by "
-        "prompt. Only rows that drafts reached count, so n falls to the right. At one position "
-        "log(qmax), -log(-log(qmax)), raw qmax and logit(qmax) order the rows alike and share "
+        "A higher AUC separates accepted from rejected drafts better; 0.5 is chance. Bands are 95 "
+        "% by prompt. n falls to the right, because few proposals get that far. log(qmax), "
+        "-log(-log(qmax)), raw qmax and logit(qmax) rank the rows of one position alike and share "
         "one line.",
     ),
     Drawing(
@@ -281,8 +281,8 @@ DRAWINGS = (
         plot_log_loss_by_position,
         _count_by_position,
         lambda table: _spell_lines(table, "log_loss"),
-        "Lower is better. The per-position rate knows nothing of the draft, the overlap knows p: "
-        "what a lossless predictor can gain lies between these two.",
+        "Lower is better. The per-position rate knows nothing about the draft and overlap knows p; "
+        "a lossless predictor can only move between these two lines.",
     ),
     Drawing(
         "acceptance-by-position",
@@ -290,8 +290,8 @@ DRAWINGS = (
         plot_acceptance,
         _acceptance_caption,
         _spell_acceptance,
-        "Conditional: accepted, of the drafts that reached the position. Survival: accepted, of "
-        "all that were sent; it can only fall with the position.",
+        "Conditional acceptance is the accepted share of the drafts that reached the position. "
+        "Survival is the accepted share of all that were sent, so it can only fall.",
     ),
     Drawing(
         "acceptance-by-workload",
@@ -299,18 +299,18 @@ DRAWINGS = (
         plot_workloads,
         lambda table: f"n = {format_number(table['n_observed'].sum())} observed drafts.",
         lambda table: _spell_workloads(table, "conditional_rate"),
-        "A stronger colour is more often accepted. Down a column workloads differ, along a row "
-        "positions do; what differs down a column, one common intercept cannot follow.",
+        "A stronger colour means that more drafts are accepted. If colours differ within a column, "
+        "one common intercept cannot fit all workloads.",
     ),
     Drawing(
         "survival-by-workload",
         "Survival by workload",
         plot_workload_survival,
-        lambda table: f"n = {format_number(table['n_admitted'].sum())} admitted drafts.",
+        lambda table: f"n = {format_number(table['n_admitted'].sum())} drafts that were sent.",
         lambda table: _spell_workloads(table, "survival_rate"),
-        "The share of proposals that live up to each position: along a row it can only fall. Rows "
-        "behind an accepted stop token count neither way, and only survivors can meet one, so deep "
-        "positions of workloads that stop often read a little low.",
+        "Each tile is the share of proposals that survive up to the position; it can only fall "
+        "along a row. Drafts after a stop token are left out. Deep positions of workloads that "
+        "stop often are therefore slightly underestimated.",
     ),
 )
 """Figures of metrics and acceptance, in the report's order."""

@@ -235,10 +235,10 @@ REPLAY_DRAWINGS: tuple[Drawing, ...] = (
         "trajectory",
         "Coefficients of vLLM's rule",
         plot_trajectory,
-        lambda table: f"Run {table['run'][0]}, one step in the lines for each refit.",
+        lambda table: f"Run {table['run'][0]}. The lines change at each refit.",
         _trajectory_alt,
-        "Flat lines: the rule has settled. A red dotted line marks a refit that moved a "
-        "coefficient by more than 4 nats, further than the data reach.",
+        "Where the lines are flat, the estimator has settled. A red dotted line marks a refit that "
+        "moved a coefficient by more than 4 nats, beyond the range of the data.",
     ),
     Drawing(
         "rolling",
@@ -246,8 +246,9 @@ REPLAY_DRAWINGS: tuple[Drawing, ...] = (
         plot_rolling,
         lambda table: f"{int(table.filter(estimator=table['estimator'][0])['n'].sum()):,} drafts.",
         _rolling_alt,
-        "Distance from the best fixed fit in each window, on a scale that is linear up to 0.001 "
-        "nats and logarithmic beyond. At zero an online rule predicts as well as the offline fit.",
+        "Regret is the log-loss above that of the offline fit in the same window. At zero an "
+        "online estimator predicts as well as that fit. The scale is linear up to 0.001 nats and "
+        "logarithmic beyond.",
     ),
 )
 """Figures of the report's replay section, in order."""
@@ -271,22 +272,22 @@ def _drift_alt(column: str) -> Callable[[pl.DataFrame], str]:
 def _drift_caption(table: pl.DataFrame) -> str:
     first = table.filter(estimator=table["estimator"][0])
     return (
-        f"{int(first['n'].sum()):,} drafts of run {table['run'][0]} in another order; where a "
-        "workload runs out it begins again."
+        f"{int(first['n'].sum()):,} drafts of run {table['run'][0]} in another order. A workload "
+        "that runs out starts again."
     )
 
 
-_SWITCHES = "Dashed lines: the traffic changes to what stands above. "
+_SWITCHES = "At a dashed line the traffic changes to the workload named above it. "
 DRIFT_DRAWINGS: tuple[Drawing, ...] = (
     Drawing(
         "drift-trajectory",
         "Coefficients over a change of traffic",
         plot_drift_trajectory,
-        lambda table: f"{table['estimator'][0]}, one step in the lines for each refit.",
+        lambda table: f"Estimator {table['estimator'][0]}. The lines change at each refit.",
         _trajectory_alt,
-        _SWITCHES + "The rule follows a change from its next refit on. A red dotted line marks a "
-        "refit that moved a coefficient by more than 4 nats, further than the data reach; an axis "
-        "with values beyond 20 is logarithmic outside -1 to 1.",
+        _SWITCHES + "The estimator follows from its next refit on. A red dotted line marks a refit "
+        "that moved a coefficient by more than 4 nats, beyond the range of the data. An axis with "
+        "values beyond 20 is logarithmic outside -1 to 1.",
     ),
     Drawing(
         "drift-loss",
@@ -295,9 +296,9 @@ DRIFT_DRAWINGS: tuple[Drawing, ...] = (
         _drift_caption,
         _drift_alt("log_loss"),
         _SWITCHES
-        + "The lower the better; workloads differ in what can be reached. Where lines lie "
-        "on one another the first in the legend is on top. The grey line is one fit to all of the "
-        "scenario: a rule below it profits from following the traffic.",
+        + "Lower is better, but some workloads are easier than others. Where lines coincide, the "
+        "first in the legend is on top. The grey line is one fit to the whole scenario; an "
+        "estimator below it gains by following the traffic.",
     ),
     Drawing(
         "drift-ece",
@@ -305,8 +306,9 @@ DRIFT_DRAWINGS: tuple[Drawing, ...] = (
         plot_drift_ece,
         _drift_caption,
         _drift_alt("ece"),
-        _SWITCHES + "A peak behind a switch: the rule is sure of what held before. Small windows "
-        "show an ECE above zero even for a perfectly calibrated rule.",
+        _SWITCHES
+        + "A peak after a switch means that the estimator still trusts its old fit. Small "
+        "windows show an ECE above zero even for a perfectly calibrated estimator.",
     ),
 )
 """Figures of the report's drift section, in order; each takes a `Drift`."""

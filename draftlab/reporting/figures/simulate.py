@@ -162,7 +162,7 @@ def _spell_gains(table: pl.DataFrame) -> str:
 
 def _points(table: pl.DataFrame) -> str:
     sizes = ", ".join(str(value) for value in table["concurrency"].unique().sort())
-    return f"n = {len(table)} points; {sizes} requests at once, all workloads mixed."
+    return f"n = {len(table)} points with {sizes} requests at once, all workloads mixed."
 
 
 FRONTIER = Drawing(
@@ -172,8 +172,8 @@ FRONTIER = Drawing(
     _points,
     _spell_frontier,
     "Up and to the right is better. Each line is a policy, each point a number of requests at "
-    "once; a policy earns its place where its line runs outside those of all fixed lengths "
-    "(dashed, thicker is longer).",
+    "once. A policy is worth using where its line lies outside those of all fixed lengths (dashed; "
+    "a thicker line verifies more drafts).",
 )
 GAINS = Drawing(
     "gains",
@@ -181,9 +181,9 @@ GAINS = Drawing(
     plot_gains,
     _points,
     _spell_gains,
-    "Above zero, trimming pays against verifying every draft; bars are 95 % by prompt, paired. "
-    "The lossless oracle is what a perfect predictor would gain under the same rule, which sizes a "
-    "step's budget by survivals that are one step old.",
+    "Above zero, trimming is faster than verifying every draft. Bars are 95 % by prompt, paired. "
+    "The oracle knows the target and marks the ceiling. It can lose at small batches, because vLLM "
+    "sizes each step from the previous step's confidences.",
 )
 
 DRAWINGS: tuple[Drawing, ...] = (FRONTIER, GAINS)

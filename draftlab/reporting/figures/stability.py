@@ -109,7 +109,7 @@ def _ends(table: pl.DataFrame, column: str) -> tuple[float, float]:
 
 @styled
 def plot_transfer(stability: Stability, cell: CellKey) -> tuple[Figure, pl.DataFrame]:
-    """Draw what a fit to one workload costs on another, nats of log-loss above its own fit.
+    """Draw what a fit to one workload costs on another, in nats of log-loss above its own fit.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def plot_learning(stability: Stability, cell: CellKey) -> tuple[Figure, pl.DataF
             lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
         )
         axes.xaxis.set_minor_formatter(lambda *_: "")  # within a decade it would print TeX
-    axes.set_xlabel("labelled drafts learnt from, per position")
+    axes.set_xlabel("labelled drafts used for the fit, per position")
     axes.set_ylabel("log-loss, nats")
     return figure, table
 
@@ -208,7 +208,7 @@ def plot_achievable(stability: Stability, cell: CellKey) -> tuple[Figure, pl.Dat
     axes.axvline(1, color=MUTED, linewidth=1, linestyle="--")
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.set_xlim(left=max(axes.get_xlim()[0], _LEAST_SHARE))
-    axes.set_xlabel("way from a constant to the overlap")
+    axes.set_xlabel("share of the possible improvement in log-loss")
     axes.grid(visible=False, axis="y")
     handles, names = axes.get_legend_handles_labels()
     first = {name: handle for handle, name in reversed(list(zip(handles, names, strict=True)))}
@@ -263,7 +263,7 @@ def _spell_transfer(table: pl.DataFrame) -> str:
         f"{format_number(row['log_loss_cost'])}"
         for row in (worst, best)
     ]
-    return f"Log-loss above the own fit, worst: {parts[0]}; best: {parts[1]}."
+    return f"Log-loss above the workload's own fit. Worst: {parts[0]}; best: {parts[1]}."
 
 
 def _spell_learning(table: pl.DataFrame) -> str:
@@ -296,21 +296,21 @@ CORRELATION = Drawing(
     plot_correlation,
     lambda table: (
         f"n = {format_number(table['n'].sum())} drafts of {len(table)} workloads, each fitted "
-        "alone, bars are 95 % by prompt; both panels span the same range of log-odds."
+        "alone. Bars are 95 % by prompt. Both panels span the same range of log-odds."
     ),
     _spell_correlation,
-    "Points along the dashed line move with the entropy of the workload. Published: r = "
-    f"{_PUBLISHED['intercept_0']['r']} of the intercept and {_PUBLISHED['slope']['r']} of the "
-    "slope; over so few workloads any r may be chance.",
+    "If the points follow the dashed line, the coefficient moves with the entropy of the workload. "
+    f"Published correlations are r = {_PUBLISHED['intercept_0']['r']} for the intercept and r = "
+    f"{_PUBLISHED['slope']['r']} for the slope. With so few workloads any r may be chance.",
 )
 TRANSFER = Drawing(
     "transfer",
-    "Fits on foreign workloads",
+    "Transfer between workloads",
     plot_transfer,
-    lambda table: f"n = {format_number(table['n'].max())} drafts at most in a tile; nats.",
+    lambda table: f"A tile holds at most n = {format_number(table['n'].max())} drafts. In nats.",
     _spell_transfer,
-    "Each row is a fit, each column where it is used; the tile is the log-loss above that of the "
-    "workload's own fit. A strong colour down a column: that workload needs a fit of its own.",
+    "A row shows where a fit was made, a column where it is used. The tile is its log-loss above "
+    "that of the workload's own fit. A dark column is a workload that needs its own fit.",
 )
 LEARNING = Drawing(
     "learning",
@@ -318,32 +318,33 @@ LEARNING = Drawing(
     plot_learning,
     lambda table: (
         f"n = {format_number(table['rows_per_position'].max())} labelled drafts per position at "
-        f"most; mean of {format_number(table['repeats'].max())} folds, the band is their sd."
+        f"most. The line is the mean of {format_number(table['repeats'].max())} folds, the band "
+        "their sd."
     ),
     _spell_learning,
-    "Where the curve is flat, more labels no longer help: an online estimator needs no more than "
-    "that before it is as good as it gets.",
+    "Where the curve is flat, more labels no longer help, so an online estimator needs no more "
+    "than that.",
 )
 ACHIEVABLE = Drawing(
     "achievable",
-    "How good a predictor could be",
+    "Share of the possible improvement",
     plot_achievable,
     lambda table: f"n = {format_number(table['n'].max())} drafts.",
     _spell_achievable,
-    "0 % knows nothing of the draft, 100 % knows the target's distribution before the draw (the "
-    "overlap): no lossless predictor can pass that line on average.",
+    "0 % is a constant, which knows nothing about the draft. 100 % is overlap, which knows the "
+    "target's distribution before the draw; no lossless predictor can pass it on average.",
 )
 DRIFT = Drawing(
     "drift",
-    "Later half against earlier half",
+    "Change from the earlier to the later half",
     plot_drift,
     lambda table: (
         f"n = {format_number(table['n_early'].sum())} earlier and "
-        f"{format_number(table['n_late'].sum())} later drafts; bars are 95 % by prompt."
+        f"{format_number(table['n_late'].sum())} later drafts. Bars are 95 % by prompt."
     ),
     _spell_drift,
-    "At zero, drafts with the same feature are accepted as often later as earlier; a bar off zero "
-    "says that one fit for the whole log misses something.",
+    "At zero, drafts with the same feature value are accepted as often later as earlier. If a bar "
+    "leaves out zero, one fit for the whole log misses a change.",
 )
 
 DRAWINGS: tuple[Drawing, ...] = (CORRELATION, TRANSFER, LEARNING, ACHIEVABLE, DRIFT)

@@ -119,7 +119,7 @@ def _sweep_caption(table: pl.DataFrame) -> str:
     text = f"{table['estimator'][0]} over run {table['run'][0]}, {n:,} drafts."
     if len(names) > 2:
         rest = " and ".join(name.replace("_", " ") for name in names[2:])
-        text += f" Each cell is the {rest} of least log-loss there."
+        text += f" Each cell shows the {rest} with the lowest log-loss."
     return text
 
 
@@ -128,7 +128,7 @@ def _sweep_alt(table: pl.DataFrame) -> str:
     names = table.columns[2 : table.columns.index("n")]
     where = ", ".join(f"{name.replace('_', ' ')} {best[name]:g}" for name in names)
     return (
-        f"Least log-loss {format_number(best['log_loss'])} at {where}; largest "
+        f"The lowest log-loss is {format_number(best['log_loss'])} at {where}, the highest "
         f"{format_number(table['log_loss'].max())}."
     )
 
@@ -139,8 +139,8 @@ SWEEP_DRAWING = Drawing(
     plot_sweep,
     _sweep_caption,
     _sweep_alt,
-    "The darker a cell, the higher its rank among the cells, the worse; differences are in the "
-    "numbers. Regret is log-loss above the offline fit.",
+    "Darker cells are worse. Colours show ranks only, so read the differences from the numbers. "
+    "Regret is log-loss above the offline fit.",
 )
 """Figure of a sweep; takes its table."""
 

@@ -37,7 +37,7 @@ def notes(studies: Studies) -> Block:
     inspection = studies.inspection
     simulation = studies.results.get("simulate")
     more = [n.text for n in simulation.notes if n.code == OWN_STEPS] if simulation else []
-    more += [f"{name} left out: {reason}" for name, reason in studies.left_out.items()]
+    more += [f"{name} was left out: {reason}" for name, reason in studies.left_out.items()]
     checks = [
         f"{row['code']} {row['severity']}: {row['message']}"
         for row in inspection.findings.iter_rows(named=True)
@@ -47,7 +47,7 @@ def notes(studies: Studies) -> Block:
             _shorten_paths(note, inspection)
             for note in (*map(str, studies.evaluation.notes), *sorted(more))
         ),
-        *(checks or [f"All {len(CHECKS)} checks of the log pass."]),
+        *(checks or [f"The log passes all {len(CHECKS)} checks."]),
         *(f"{tail(problem['path'])}: {problem['message']}" for problem in inspection.problems),
     ]
     return blocks.section("notes", "Notes and checks", blocks.items(entries))
@@ -61,44 +61,46 @@ def meanings(evaluation: Evaluation) -> Block:
         else ""
     )
     entries = {
-        "Cell": "One pair of target and drafter, one way of drafting, one K. Cells are never "
-        "pooled.",
-        "Conditional acceptance at position k": "The draft token at k is accepted, given that all "
-        "before it were. Graded on the drafts that reached k; a token behind the first rejection "
-        "has no label and counts for nothing.",
-        "Survival of position k": "Everything up to k is accepted, out of all drafts that were "
-        "sent at k.",
-        "Acceptance length": "Emitted tokens per verification, 1 + accepted; behind a stop token "
-        "nothing counts.",
+        "Cell": "The rows of one pair of target and drafter, one drafting method and one K. Cells "
+        "are never pooled.",
+        "Conditional acceptance at position k": "The chance that the draft token at k is accepted, "
+        "given that all before it were. It is graded on the drafts that reached k: a token after "
+        "the first rejection has no label and does not count.",
+        "Survival of position k": "The chance that the draft at k and all before it are accepted, "
+        "over all drafts that were sent at k.",
+        "Acceptance length": "Emitted tokens per verification: 1 + accepted drafts. Tokens after "
+        "a stop token do not count.",
         "q, p, qmax, q2nd, q_sampled, H(q)": "The drafter's distribution after temperature; the "
         "target's distribution; the largest and second largest entry of q; q of the drawn token; "
         "the entropy of q in nats. logit(x) = log(x / (1 - x)).",
-        "Fitted predictor": "logit of the prediction = slope × feature + b_k: one slope, one "
-        f"intercept per position, by maximum likelihood. Here: {fit_style(evaluation)}.{own} "
-        "Unfitted predictors are taken as they are.",
-        "Lossless": "Deciding on the predictor whether to verify the token at k leaves the "
-        "target's distribution exactly as it is, because nothing that it reads depends on that "
-        "token. Derived from the columns that it reads and the way of drafting.",
+        "Fitted predictor": "The logit of the prediction is slope × feature + b_k, with one slope "
+        "and one intercept per position, fitted by maximum likelihood. Here: "
+        f"{fit_style(evaluation)}.{own} Unfitted predictors are used as they are.",
+        "Lossless": "A policy may use the predictor to decide whether to verify the token at k, "
+        "and the output keeps exactly the target's distribution, because the predictor reads "
+        "nothing that depends on that token. This is derived from the columns that it reads and "
+        "from the drafting method.",
         "AUC": "The chance that an accepted row scores above a rejected one, ties counting half. "
         "Cross-fitted, it is the mean of the AUCs within the folds, weighted by their pairs.",
-        "Log-loss, Brier": "Mean negative log-likelihood in nats, unclipped; mean squared "
-        "difference of prediction and label. Lower is better for both.",
+        "Log-loss, Brier": "Log-loss is the mean negative log-likelihood, unclipped, in nats "
+        "(natural logarithm; 1 nat = 1.44 bits). Brier is the mean squared difference of "
+        "prediction and label. Lower is better for both.",
         "ECE": f"{evaluation.settings['ece']}: the mean over rows of |observed rate - mean "
-        "prediction| of their bin. It is above zero even for a perfect predictor, by about the "
-        "expected value that stands beside it if rows are independent, by more where those of a "
-        "prompt resemble one another. Smooth ECE (Blasiok and Nakkiran, 2024) has no "
-        "bins.",
-        "95 % by prompt": "Intervals count prompts, not rows, as what repeats: rows of a prompt "
-        "resemble one another. Differences are paired on the same rows.",
-        "Floors and ceilings": "Floors know no feature: one rate for all, or one per position. "
-        "Ceilings know the target's answer: overlap = Σ min(p, q) is the best of all that see "
-        "only the prefix, accept_prob = min(1, p/q) of the drawn token is the chance that the "
-        "verifier itself uses.",
-        "Hybrid, lossless oracle": "Survival predictors. The hybrid reads q of the drawn tokens "
-        "before k and qmax at k; the oracle multiplies accept_prob before k with the overlap at k.",
+        "prediction| of their bin. Even a perfect predictor shows an ECE above zero: about the "
+        "expected value in the next column if rows are independent, more where the rows of a "
+        "prompt resemble one another. Smooth ECE (Blasiok and Nakkiran, 2024) has no bins.",
+        "95 % by prompt": "Intervals treat prompts, not rows, as independent, because the rows of "
+        "a prompt resemble one another. Differences are paired on the same rows.",
+        "Floors and ceilings": "Floors know no feature: they predict one rate for all rows, or one "
+        "per position. Ceilings know the target: overlap = Σ min(p, q) is the best that any "
+        "predictor can do before the token is drawn, and accept_prob = min(1, p/q) of the drawn "
+        "token is the chance that the verifier itself uses.",
+        "Hybrid, lossless oracle": "Two survival predictors. The hybrid reads q of the drawn "
+        "tokens before k and qmax at k. The oracle knows the target: it multiplies accept_prob "
+        "before k with the overlap at k.",
         "Adaptive verification (AV)": "Each step sends the drafts with the highest survivals, as "
-        "many as make the most tokens per second by the cost table.",
-        "Regret": "Log-loss above that of the one fit to all rows, in sample.",
+        "many as give the most tokens per second according to the cost table.",
+        "Regret": "Log-loss above that of one fit to all rows, graded on the same rows.",
     }
     return blocks.section("definitions", "Definitions", [blocks.definitions(entries)])
 
@@ -114,12 +116,12 @@ def runs(inspection: Inspection) -> Block:
         }
     )
     parts = [
-        *blocks.table("runs-facts", table, "What recorded the log, from run.json."),
+        *blocks.table("runs-facts", table, "How the log was recorded, from run.json."),
         *blocks.table(
             "runs-workloads",
             inspection.workloads,
-            "Acceptance length per run and workload: tokens per verification, each verification "
-            "counting once, and as the mean over requests. All requests of a run together.",
+            "Acceptance length (tokens per verification) by run and workload, over all "
+            "verifications and as the mean over requests. All requests of a run count together.",
         ),
     ]
     return blocks.section("runs", "Runs", parts)
@@ -142,13 +144,13 @@ def reproduce(commands: Sequence[str], provenance: dict[str, Any]) -> Block:
         "Reproduce",
         [
             blocks.text(
-                "Live sampling depends on the machine's arithmetic, so a new collection gives "
-                "other drafts; the report of the same log gives the same page."
+                "A new collection gives other drafts, because live sampling depends on the "
+                "machine's arithmetic. The same log always gives the same page."
             ),
             blocks.code(commands),
             blocks.text(
-                f"Python {provenance['python']}, {provenance['platform']}; {versions}.{ending} All "
-                "tables and what the figures draw stand in report.json.",
+                f"Python {provenance['python']}, {provenance['platform']}; {versions}.{ending} "
+                "report.json holds all tables and the data of all figures.",
                 "small",
             ),
         ],

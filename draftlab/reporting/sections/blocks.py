@@ -76,7 +76,7 @@ class Column:
     """Keys of the ends of its interval, printed behind it."""
     high: str | None = None
     over: str = ""
-    """What stands above it and its neighbours."""
+    """Title above this column and its neighbours."""
     quiet: bool = False
     """Printed muted: it belongs to somebody else's data."""
     signed: bool = False
@@ -131,7 +131,7 @@ def table(
     name : str
         Its id; unique in the report.
     frame : DataFrame
-        All of it stands in report.json and in the CSV beside the table. ``section`` sets rows off
+        report.json and the CSV of the table hold all of it. ``section`` sets rows off
         by rules, ``predictor`` marks the adopted feature, ``status`` is coloured.
     caption : str
     columns : sequence of Column, optional
@@ -248,7 +248,7 @@ def printed(block: Block) -> Block:
 
 
 def to_csv(block: Block) -> str:
-    """Return all columns of a table's rows as CSV, numbers as they stand in report.json."""
+    """Return all columns of a table's rows as CSV, with the numbers of report.json."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(block["rows"][0]), lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""The report of two logs side by side: first what makes them incomparable, then differences."""
+"""The report of two logs: first what makes them incomparable, then differences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_comparison(
     content = {
         "report": FORMAT_VERSION,
         "title": _title(a, b),
-        "lede": "What differs between a and b, and how sure that is; every difference is a - b.",
+        "lede": "How a and b differ, and how sure that is. Every difference is a - b.",
         "facts": [_fact(name, inspection) for name, inspection in (("a", a), ("b", b))]
         + appendix.where_fact(comparison),
         "date": max(date_of(a), date_of(b)),
@@ -68,14 +68,14 @@ def setup(comparison: Comparison) -> Block:
     differing = table.filter("differs")
     same_prompts = differing.filter(pl.col("setting") != "prompts")
     if same_prompts.is_empty():
-        said = blocks.text("Nothing that is recorded makes the two incomparable.")
+        said = blocks.text("No recorded setting makes the two incomparable.")
         reasons: list[Block] = [said]
     else:
         names = ", ".join(same_prompts["setting"])
         reasons = [
             blocks.text(f"The two differ in {names}.", "warning"),
             *blocks.items(
-                f"{row['setting']}: {row['a']} against {row['b']}: {row['consequence']}"
+                f"{row['setting']}, {row['a']} in a and {row['b']} in b: {row['consequence']}"
                 for row in same_prompts.iter_rows(named=True)
             ),
         ]
@@ -132,7 +132,7 @@ def acceptance(comparison: Comparison) -> Block:
     if not rates["comparable"].all():
         parts.append(
             blocks.text(
-                "K differs: the rate over all positions is not compared, as it falls with K "
+                "K differs, so the rate over all positions is not compared: it falls as K rises, "
                 "whatever the drafter does.",
                 "warning",
             )

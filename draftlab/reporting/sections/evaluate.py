@@ -18,13 +18,13 @@ from draftlab.reporting.sections.blocks import Block, Column
 from draftlab.reporting.sections.findings import findings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from draftlab.studies.evaluate import Evaluation
 
 _STATUSES = (
-    ("holds", "hold"), ("does not hold", "do not hold"), ("undecided", "undecided here"),
-    ("equal", "equal here"),
+    ("holds", "holds", "hold"), ("does not hold", "does not hold", "do not hold"),
+    ("undecided", "cannot be decided", "cannot be decided"), ("equal", "is a tie", "are ties"),
 )  # fmt: skip
 _COMPARED = ("auc", "log_loss", "ece")
 
@@ -39,8 +39,8 @@ def results(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
     if headline["trimmed"].any():
         parts.append(
             blocks.text(
-                "Adaptive verification chose which drafts were observed: rows are missing because "
-                "a prediction was low, so these numbers do not compare predictors.",
+                "Adaptive verification chose which drafts were observed. Rows with a low "
+                "prediction are missing, so these numbers cannot rank predictors.",
                 "warning",
             )
         )
@@ -48,25 +48,26 @@ def results(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
     parts += blocks.table(
         f"{name}-headline",
         headline,
-        f"Predictors of conditional acceptance on {format_number(headline['n'][0])} drafts, all "
-        "positions and workloads together; ± is 95 % by prompt.",
+        f"How well each predictor tells which drafts will be accepted, on "
+        f"{format_number(headline['n'][0])} drafts of all positions and workloads. ± is 95 % by "
+        "prompt.",
         headline_columns(),
     )
     rate = format_number(headline["rate"][0])
     parts.append(
         blocks.text(
-            "The published values belong to other models, hardware and traffic "
-            f"({published.ARTICLE}): absolute numbers do not compare, the structure (order, sign, "
-            "shape) does. Expected is the ECE of perfect calibration at this n; predicted is the "
-            f"mean prediction, to set against the observed rate {rate}. Floors and ceilings are "
-            "set off by rules.",
+            "The published values come from other models, hardware and traffic "
+            f"({published.ARTICLE}), so compare the ranking, not the values. Expected is the ECE "
+            "that a perfectly calibrated predictor would show with this many rows. Predicted is "
+            f"the mean prediction; compare it with the observed rate {rate}. Floors know no "
+            "feature, ceilings know the target.",
             "small",
         )
     )
     parts += blocks.table(
         f"{name}-plugin",
         plugin_table(evaluation, cell, headline),
-        "Metrics of the plugin on held-out log-odds, all positions and workloads together.",
+        "Metrics of the plugin, computed from held-out log-odds over all positions and workloads.",
     )
     return blocks.section(name, "Predictors", parts)
 
@@ -103,10 +104,10 @@ def _sum_up(adopted: Block) -> str:
     }
     return (
         f"On {shown['n']} drafts, {adopted['name']}, the feature that vLLM adopted, reaches AUC "
-        f"{shown['auc']}, log-loss {shown['log_loss']} and ECE {shown['ece']}. A perfectly "
-        f"calibrated predictor would show ECE {shown['ece_null']} on so many independent rows, and "
-        f"below {shown['ece_null_high']} nineteen times in twenty; rows of a prompt resemble one "
-        "another, so here somewhat more."
+        f"{shown['auc']}, log-loss {shown['log_loss']} and ECE {shown['ece']}. With this much data "
+        f"even a perfectly calibrated predictor shows ECE {shown['ece_null']} (95 % of the time "
+        f"below {shown['ece_null_high']}), or somewhat more, because rows of a prompt resemble one "
+        "another."
     )
 
 
@@ -118,34 +119,42 @@ def orders(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
         return blocks.section(name, "What holds here", [nothing])
     counts = found["status"].value_counts()
     by_status = dict(counts.iter_rows())
-    summary = ", ".join(f"{by_status.get(status, 0)} {verb}" for status, verb in _STATUSES)
+    summary = _join(
+        f"{count} {one if count == 1 else several}"
+        for status, one, several in _STATUSES
+        if (count := by_status.get(status, 0))
+    )
     return blocks.section(
         name,
         "What holds here",
         [
-            blocks.text(f"Of {len(found)} published orders: {summary}."),
+            blocks.text(f"Of {len(found)} published comparisons, {summary} on this log."),
             *blocks.table(
                 f"{name}-table",
                 found,
-                "Published orders against this run, computed from the tables; first the better "
-                "side as published, then the other.",
+                "One published comparison per row; better is the predictor that won there.",
                 findings_columns(),
             ),
             blocks.text(
-                "Compared as printed to four digits. Undecided: the paired 95 % interval by prompt "
-                "covers no difference (AUC, log-loss); ECEs differ by less than what both would "
-                "show if they were calibrated; or so few workloads say nothing of a correlation "
-                "(Fisher's z, 95 %).",
+                "Numbers are compared as printed, to four digits. A comparison is undecided if the "
+                "paired 95 % interval by prompt includes 0 (AUC, log-loss), if the ECEs differ by "
+                "less than two calibrated predictors would show, or if there are too few workloads "
+                "to establish a correlation (95 %, Fisher z).",
                 "small",
             ),
         ],
     )
 
 
+def _join(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def findings_columns() -> list[Column]:
     """Return the printed columns of the findings."""
     return [
-        Column("claim", "published order"),
+        Column("claim", "published comparison"),
         Column("status", "here"),
         Column("here_better", "better", over="this run"),
         Column("here_worse", "worse", over="this run"),
@@ -164,22 +173,22 @@ def against(evaluation: Evaluation, cell: CellKey, name: str) -> Block | None:
         parts += blocks.table(
             f"{name}-{scope}",
             difference_table(evaluation, cell, scope, theirs),
-            f"{title}: {label(ADOPTED).name} minus the other, paired on the same drafts, 95 % by "
-            "prompt.",
+            f"{title}: {label(ADOPTED).name} minus each other predictor, paired on the same "
+            "drafts, with 95 % by prompt.",
             difference_columns(),
         )
     if not parts:
         return None
     parts.append(
         blocks.text(
-            "Positive AUC and negative log-loss speak for the adopted feature. An interval that "
-            "leaves out 0 is a difference that other prompts would show too; ECE has no valid "
-            "interval near 0. Published: the trained head from T2 and T3, other features as the "
-            "difference of their rows in T1.",
+            "A positive AUC and a negative log-loss speak for the adopted feature. If an interval "
+            "leaves out 0, other prompts would show the difference too. ECE has no valid interval "
+            "near 0. The published differences are those of T2 and T3 for the trained head, and "
+            "differences of rows of T1 for the other features.",
             "small",
         )
     )
-    return blocks.section(name, "The adopted feature against the others", parts)
+    return blocks.section(name, "The adopted feature compared with the others", parts)
 
 
 Difference = dict[str, float]
@@ -253,8 +262,10 @@ def positions(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
         parts += blocks.draw(drawing, name, evaluation, cell)
     headline = tables.headline_table(evaluation, cell)
     every = tables.by_position(evaluation, cell, headline["predictor"])
-    parts += blocks.table(f"{name}-pivot", auc_by_position(every), "AUC by position (F1).")
-    parts += blocks.table(f"{name}-table", every, "Every predictor at every position.", folded=True)
+    parts += blocks.table(f"{name}-pivot", auc_by_position(every), "AUC by position (as in F1).")
+    parts += blocks.table(
+        f"{name}-table", every, "Every predictor, position by position.", folded=True
+    )
     if column := evaluation.settings.get("by"):
         grades = tables.by_value(evaluation, cell)
         mine = grades.filter(predictor=ADOPTED)
@@ -300,8 +311,8 @@ def calibration(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
         shown.with_columns(name=names).select(
             "predictor", "name", "bins", "n_bins", "value", "ece", "ece_null"
         ),
-        "How ECE depends on its convention: bins of equal width or mass, the mean or the centre "
-        "as the bin's prediction, or a smooth curve.",
+        "How ECE depends on its convention: equal-width or equal-mass bins, the mean prediction or "
+        "the centre of the bin, or a smooth curve without bins.",
         folded=True,
     )
     return blocks.section(name, "Calibration", parts)
@@ -315,20 +326,21 @@ def survival(evaluation: Evaluation, cell: CellKey, name: str) -> Block | None:
     lengths = of_cell(evaluation.lengths, cell)
     parts: list[Block] = [
         blocks.text(
-            "Whether everything up to a position is accepted, on every draft that was sent: what "
-            "a budget adds up. Never mixed with the conditional view above."
+            "Survival is the chance that a draft and all before it are accepted. vLLM ranks drafts "
+            "by it. These numbers do not compare with the conditional ones above."
         ),
         *blocks.table(
             f"{name}-grades",
             _named(rows).select(*_SURVIVAL),
-            f"Predictors of survival on {format_number(rows['n'][0])} admitted drafts, 95 % by "
-            "prompt.",
+            f"How well each predictor tells survival, on {format_number(rows['n'][0])} drafts that "
+            "were sent, with 95 % by prompt.",
         ),
         *blocks.draw(calibration_figures.LENGTHS, name, evaluation, cell),
         *blocks.table(
             f"{name}-lengths-table",
             _named(lengths.with_columns(pl.col("dataset").fill_null("all"))).select(*_LENGTHS),
-            "Accepted drafts of a proposal: the sum of its survivals against what came.",
+            "Accepted drafts per proposal: predicted (sum of survival probabilities) against "
+            "observed.",
             folded=True,
         ),
     ]
@@ -375,14 +387,15 @@ def acceptance(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
     parts += blocks.table(
         f"{name}-workloads",
         tables.workload_table(evaluation, cell),
-        f"Per workload: acceptance, the slope and first intercept of {label(ADOPTED).name} fitted "
-        "to it alone (± is 95 % by prompt), and how the common fit did on it.",
+        "Acceptance by workload, the slope and intercept of position 0 (b0) of "
+        f"{label(ADOPTED).name} fitted to this workload alone (± is 95 % by prompt), and the "
+        "grades of the common fit on it.",
         _WORKLOADS,
     )
     parts += blocks.table(
         f"{name}-coefficients",
         tables.coefficient_table(evaluation, cell),
-        "Fits on all rows of this cell: logit p = slope × feature + b_k; ± is 95 % by prompt.",
+        "Coefficients fitted on all rows: logit p = slope × feature + b_k. ± is 95 % by prompt.",
         [
             Column("name", "predictor"),
             _with_half("slope", "slope"),
@@ -393,7 +406,7 @@ def acceptance(evaluation: Evaluation, cell: CellKey, name: str) -> Block:
     parts += blocks.table(
         f"{name}-exclusions",
         of_cell(evaluation.exclusions, cell),
-        "Rows that were not graded, by reason.",
+        "Why rows were not graded.",
         folded=True,
     )
     return blocks.section(name, "Acceptance", parts)

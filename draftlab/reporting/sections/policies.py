@@ -13,6 +13,7 @@ from draftlab.reporting.replay_tables import (
     SUMMARY,
     describe_drift,
     describe_replay,
+    explain_recovery,
     mild_switches,
     recovery_table,
 )
@@ -37,8 +38,9 @@ def budgets(simulation: Simulation, cell: CellKey, name: str) -> Block:
     costs = of_cell_costs(simulation, cell)
     parts: list[Block] = [
         blocks.text(
-            "What a verification budget would gain: the accepted length of a logged proposal under "
-            "any trimming is known exactly, the time of a step comes from a cost table."
+            "Adaptive verification (AV) sends only the drafts that are likely enough to be "
+            "accepted. The log shows exactly how many drafts any trimming would have accepted; the "
+            "time per step comes from a cost table."
         )
     ]
     for i, (cost, source) in enumerate(costs):
@@ -79,19 +81,20 @@ def _of_cost(
     shown = gains.filter(concurrency=at)
     pooled = gains.filter(dataset="all mixed")
     return [
-        blocks.text(f"Cost of a step: {shown_cost}, {kind}."),
+        blocks.text(f"Cost table: {shown_cost} ({kind})."),
         *_no_gain(pooled),
         *blocks.draw(FRONTIER, name, simulation, cell, cost),
         *blocks.draw(GAINS, name, simulation, cell, cost),
         *blocks.table(
             f"{name}-workloads",
             shown,
-            f"Gain per workload with {at} requests at once, over verifying every draft (T6 form), "
-            "with 95 % by prompt; the last columns compare with the best fixed length.",
+            f"Gain over verifying every draft with {at} requests at once, by workload (as in T6), "
+            "with 95 % by prompt. The last columns compare with the best fixed length.",
             _GAIN_COLUMNS,
         ),
         *blocks.table(
-            f"{name}-concurrencies", pooled, "The same by concurrency, all workloads mixed.",
+            f"{name}-concurrencies", pooled,
+            "Gain over verifying every draft by concurrency, all workloads mixed.",
             [Column("concurrency", "requests"), *_GAIN_COLUMNS[1:]], folded=True,
         ),
     ]  # fmt: skip
@@ -115,7 +118,7 @@ _GAIN_COLUMNS = [
     Column("off_acceptance_length", "length, off", digits=2),
     Column("acceptance_length", "length, on", digits=2),
     Column("best_fixed_length", "best fixed"),
-    Column("gain_over_best_fixed", "over it, %", digits=1, signed=True, percent=True),
+    Column("gain_over_best_fixed", "gain over it, %", digits=1, signed=True, percent=True),
 ]
 
 
@@ -141,16 +144,16 @@ def simulated_against_live(check: TrimmingCheck) -> Block:
     )
     parts: list[Block] = [
         blocks.text(
-            f"The simulation {verdict} with a run of {check.num_requests:,} requests that was "
-            f"trimmed live, {check.policy} with {check.concurrency} requests at once; "
+            f"The simulation {verdict} with a live run of {check.num_requests:,} requests that was "
+            f"trimmed by {check.policy}, {check.concurrency} requests at once; "
             f"{check.num_prompts:,} prompts are in both logs.",
             "plain" if check.agrees else "warning",
         ),
         *blocks.table(
             "live-table",
             table,
-            "Simulated on this log against measured on the other; they agree within "
-            f"{100 * TOLERANCE:g} % or two standard errors.",
+            "What was simulated on this log and measured on the trimmed one. Two numbers agree if "
+            f"they differ by at most {100 * TOLERANCE:g} % or two standard errors.",
             _LIVE_COLUMNS,
         ),
         *blocks.items(map(str, check.notes)),
@@ -161,7 +164,7 @@ def simulated_against_live(check: TrimmingCheck) -> Block:
 _MEASURES = {
     "acceptance_length": "acceptance length",
     "verified_per_step": "drafts sent per request and step",
-    "step_ms": "time of a step, ms",
+    "step_ms": "time per step, ms",
 }
 _LIVE_COLUMNS = [
     Column("measure", "measure"),
@@ -187,18 +190,26 @@ def _agreement(column: str) -> pl.Expr:
 
 def losslessness(audit: Audit) -> Block:
     """Return what keeps the target's distribution: proved, derived and measured."""
-    state = "Theory and numbers agree" if audit.passed else "Theory and numbers DISAGREE"
+    failed = (~audit.checks["passed"].fill_null(value=True)).sum()
+    verdict = (
+        f"All {len(audit.checks)} checks came out as theory predicts, including those that are "
+        "meant to change the output."
+        if audit.passed
+        else f"{failed} of {len(audit.checks)} checks CONTRADICT the theory."
+    )
     checks = audit.checks.with_columns(status=_agreement("passed"))
     kinds = (
-        ("proof", "The two-token examples of the literature, in exact arithmetic."),
-        ("joint", "Policies, by enumeration of every outcome of a small joint distribution."),
-        ("engine", "Samples of an engine against exact probabilities."),
-        ("measured", "Trimming on kept (p, q) rows of the log: mean and largest total variation."),
-        ("derived", "Predictors: whether they read anything drawn at the position."),
+        ("proof", "Two-token examples from the literature, computed in exact arithmetic."),
+        ("joint", "Policies, checked on every outcome of a small joint distribution."),
+        ("engine", "Samples of an engine, compared with exact probabilities."),
+        (
+            "measured",
+            "How far trimming moves the output on the (p, q) rows that the log kept: mean and "
+            "largest total variation.",
+        ),
+        ("derived", "Whether each predictor reads anything that was drawn at the position."),
     )
-    parts: list[Block] = [
-        blocks.text(f"{state} in all {len(checks)} checks.", "plain" if audit.passed else "warning")
-    ]
+    parts: list[Block] = [blocks.text(verdict, "plain" if audit.passed else "warning")]
     for kind, caption in kinds:
         rows = checks.filter(kind=kind)
         columns = [c for c in _AUDIT_COLUMNS if _holds_anything(rows, c.key)]
@@ -208,7 +219,7 @@ def losslessness(audit: Audit) -> Block:
 
 
 _AUDIT_COLUMNS = [
-    Column("name", "what"),
+    Column("name", "check"),
     Column("drafting", "drafting"),
     Column("threshold", "threshold", digits=1),
     Column("lossless", "lossless"),
@@ -235,8 +246,8 @@ def online(replay: Replay) -> Block:
         *blocks.table(
             "replay-summary",
             summary,
-            "Prequential grades of vLLM's online estimator and its rivals; the offline fit is the "
-            "ceiling.",
+            "Grades of vLLM's online estimator and its rivals, each draft predicted before its "
+            "label was learnt. The offline fit has seen the whole log.",
         ),
         *blocks.items(map(str, replay.notes)),
     ]
@@ -249,12 +260,13 @@ def abrupt_drift(drift: Drift) -> Block:
     """Return what an abrupt change of traffic does to the online estimators."""
     description = describe_drift(drift)
     parts: list[Block] = [
-        blocks.text(f"Scenario: {description.rstrip('.')}."),
+        blocks.text(f"Scenario: {description}."),
+        *blocks.items(explain_recovery(drift)),
         *blocks.table(
             "drift-recovery",
             recovery_table(drift),
-            "Each switch of traffic: steps until the estimator is again within 0.01 nats of the "
-            "offline fit to the new traffic (–: not before the next switch), and what that cost.",
+            "How long each estimator needed to recover from each switch of traffic, and what that "
+            "cost.",
         ),
         *blocks.items(mild_switches(drift)),
     ]

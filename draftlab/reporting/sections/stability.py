@@ -29,7 +29,7 @@ def workloads(stability: Stability, cell: CellKey, name: str) -> Block | None:
         *blocks.table(
             f"{name}-table",
             rows,
-            "Workloads of this pair, each fitted alone (T4 form); ± is 95 % by prompt.",
+            "Each workload of this pair fitted alone (as in T4). ± is 95 % by prompt.",
             _WORKLOAD,
         ),
         *blocks.table(
@@ -50,9 +50,9 @@ def workloads(stability: Stability, cell: CellKey, name: str) -> Block | None:
                 pl.col("coefficient").replace(_COEFFICIENTS),
                 published_r=pl.Series(published, dtype=pl.Float64),
             ),
-            "Correlation over workloads with the mean draft entropy.",
+            "How coefficients correlate with the mean draft entropy over workloads.",
             [
-                Column("coefficient", "of"),
+                Column("coefficient", "coefficient"),
                 Column("r", "r", digits=2),
                 Column("n_datasets", "workloads"),
                 Column("published_r", "published r", digits=2, quiet=True),
@@ -88,9 +88,9 @@ def stability(stability: Stability, cell: CellKey, name: str) -> Block:
         *blocks.table(
             f"{name}-pairs",
             pairs,
-            "Slope and intercept of this pair (T5 form); sd is over refits, se what sampling alone "
-            "would give one of them, by prompt: "
-            f"{pairs['refit_kind'][0] if len(pairs) else ''}.",
+            "Coefficients of this pair (as in T5), refitted on "
+            f"{pairs['refit_kind'][0] if len(pairs) else 'blocks of steps'}. If sd exceeds se, "
+            "they drift by more than sampling noise (by prompt).",
             _PAIR,
         ),
         *blocks.table(
@@ -108,12 +108,12 @@ def stability(stability: Stability, cell: CellKey, name: str) -> Block:
         *blocks.table(
             f"{name}-slopes",
             slopes,
-            "What one slope for all positions costs against one per position, 95 % by prompt; "
-            f"published: {own['auc']} AUC and {own['log_loss']} log-loss.",
+            "What it costs to use one slope for all positions instead of one per position, with "
+            f"95 % by prompt. Published: {own['auc']} AUC and {own['log_loss']} log-loss.",
             [
                 Column("metric", "metric"),
                 Column("shared", "one slope"),
-                Column("own", "own slopes"),
+                Column("own", "one per position"),
                 Column("cost", "cost", 5, "cost_low", "cost_high", signed=True),
             ],
         ),
@@ -125,7 +125,8 @@ def stability(stability: Stability, cell: CellKey, name: str) -> Block:
             of_cell(stability.change, cell).with_columns(
                 pl.col("position").cast(pl.String).fill_null("all")
             ),
-            "Later half against earlier half at equal features; changed: after Holm's correction.",
+            "How acceptance at equal features changed from the earlier to the later half of the "
+            "log. changed: the change is significant after Holm's correction.",
             folded=True,
         ),
     ]
@@ -159,8 +160,8 @@ def achievable(stability: Stability, cell: CellKey, name: str) -> Block | None:
         *blocks.table(
             f"{name}-several",
             several,
-            f"Several features at once, cross-fitted; gains over {label('logit_qmax').name} alone "
-            "are better if positive, 95 % by prompt.",
+            f"Several features in one cross-fitted model. Positive gains are better than "
+            f"{label('logit_qmax').name} alone; 95 % by prompt.",
             [
                 Column("features", "features"),
                 Column("lossless", "lossless"),
@@ -175,8 +176,9 @@ def achievable(stability: Stability, cell: CellKey, name: str) -> Block | None:
         *blocks.table(
             f"{name}-lengths-table",
             lengths,
-            "Acceptance length: tokens per verification, each counting once, and as the mean over "
-            "requests. Both rates fall as K rises with the same drafter: never rank K by them.",
+            "Acceptance length (tokens per verification), over all verifications and as the mean "
+            "over requests. Both rates fall as K rises with the same drafter, so never rank K by "
+            "them.",
             _LENGTH,
         ),
     ]  # fmt: skip
@@ -184,9 +186,9 @@ def achievable(stability: Stability, cell: CellKey, name: str) -> Block | None:
         rate = second.filter(pl.col("dataset").is_null(), pl.col("position").is_null())
         parts.append(
             blocks.text(
-                "Of the rejected drafts, the target's top token was the drafter's second choice in "
-                f"{format_number(100 * rate['second_rate'][0], 1)} % (95 % by prompt: "
-                f"{format_number(100 * rate['second_rate_low'][0], 1)} to "
+                "When a draft was rejected, the target's top token was the drafter's second choice "
+                f"in {format_number(100 * rate['second_rate'][0], 1)} % of the cases (95 % by "
+                f"prompt: {format_number(100 * rate['second_rate_low'][0], 1)} to "
                 f"{format_number(100 * rate['second_rate_high'][0], 1)} %)."
             )
         )

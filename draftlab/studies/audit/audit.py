@@ -319,7 +319,7 @@ def _measure_run(
 ) -> list[dict[str, Any]]:
     rows = read_distributions(run.path)
     if rows is None:
-        text = "keeps no distributions, so nothing is measured on it (collect with "
+        text = "the run keeps no distributions, so nothing is measured on it (collect with "
         notes.append(Note("no_distributions", f"{text}--log-distributions)", run.name))
         return []
     drafting: Drafting = run.metadata["drafting"]
@@ -329,7 +329,7 @@ def _measure_run(
         try:
             fits = evaluate(run.path, predictors=fitted, in_sample=True, plugin=plugin).coefficients
         except InputError as error:
-            text = f"predictors are not fitted, so only raw ones count: {error}"
+            text = f"predictors could not be fitted, so only raw ones are measured: {error}"
             notes.append(Note("not_fitted", text, run.name))
             predictors = [p for p in predictors if not p.fitted]
         else:

@@ -94,15 +94,18 @@ def _describe_pair(row: dict[str, Any]) -> Note:
         f"{row['max_probability_difference']:.4f} of the acceptance probability"
     )
     if not row["n_refits"]:
-        code, text = "no_common_refit", "no refit in common, so nothing to compare"
+        code, text = "no_common_refit", "they share no refit, so there is nothing to compare"
     elif row["identical"]:
         code, text = "ranks_agree", f"ranks agree to the last bit over {row['n_refits']} refits"
     elif row["parted_refit"] is None:
-        code, text = "ranks_alike", f"alike over the {row['n_refits']} refits that both have"
+        code, text = "ranks_alike", f"they agree over the {row['n_refits']} refits that both have"
     elif row["same_counts"]:
-        code, text = "ranks_part", f"equal numbers of labels, as of ranks, but they part {parted}"
+        code, text = (
+            "ranks_part",
+            f"they learn from as many labels, as ranks do, but differ {parted}",
+        )
     else:
-        code, text = "replicas_part", f"replicas of different traffic, they part {parted}"
+        code, text = "replicas_part", f"they are replicas of different traffic and differ {parted}"
     return Note(code, f"{row['run_a']} and {row['run_b']}, {row['estimator']}: {text}")
 
 

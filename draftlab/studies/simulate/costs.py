@@ -55,20 +55,20 @@ def default_costs(
     try:
         own = cost_of_log(log)
     except InputError as error:
-        text = f"the log's own steps make no cost table: {error}"
+        text = f"the log's own steps give no cost table: {error}"
         return [model], [Note(OWN_STEPS, text)]
     K = int(log.runs[0].metadata["num_speculative_tokens"])
     useless = [check_table(own, requests=c, num_speculative_tokens=K) for c in concurrencies]
     if None in useless:
-        text = f"the log's own steps make a cost table ({own.note}); it is simulated too"
+        text = f"the log's own steps give a cost table too ({own.note}), so both are simulated"
         return [model, own], [Note(OWN_STEPS, text)]
-    instead = f"{DEFAULT_MODEL} is simulated instead, a model"
+    instead = f"the data-sheet model {DEFAULT_MODEL} is used; for your machine use --cost"
     if len(own.verify.sizes) == 1:
-        text = f"the log's own steps do not tell what a draft costs ({own.note}); {instead}"
+        text = f"the log's own steps cannot show what a draft costs ({own.note}); {instead}"
     else:
         text = (
-            f"cost flat, nothing to gain on the log's own steps ({own.note}): {useless[-1]}; "
-            f"{instead}"
+            f"nothing can be gained at the cost of the log's own steps ({own.note}): "
+            f"{useless[-1]}; {instead}"
         )
     return [model], [Note(OWN_STEPS, text)]
 

@@ -20,16 +20,17 @@ _SMALL_GAIN = 0.005
 _NEARLY_ALL = 0.98
 _RATE = "tokens_per_second"
 _STALE_TIES = (
-    "of budgets that are worth the same the rule takes the smallest, by survivals one step old"
+    "when several budgets tie the rule picks the smallest, and it ranks drafts by survival "
+    "estimates that are one step old"
 )
 REASONS: dict[str, str] = {
     **USELESS,
     **{f"{code}_stale_ties": f"{kind}; {_STALE_TIES}" for code, kind in USELESS.items()},
-    "not_rewarded": "trims although the cost does not reward it",
-    "low_load": "low load: nearly every draft pays, so nothing is trimmed",
+    "not_rewarded": "it trims although the cost table does not reward that",
+    "low_load": "at low load nearly every draft pays, so nothing is trimmed",
     "no_oracle_gain": f"even the oracle gains no more than {_SMALL_GAIN:.1%}",
-    "trims_too_much": "trims too much: more acceptable drafts are lost than rejected ones are sent",
-    "cannot_tell": "its survivals do not tell the drafts that pay from those that do not",
+    "trims_too_much": "it trims too much: it drops more good drafts than it sends bad ones",
+    "cannot_tell": "its survival estimates cannot tell the drafts that pay from the others",
 }
 """Why a policy gains nothing, by code, whatever the load."""
 

@@ -1,4 +1,4 @@
-"""Trees that a log holds, beside its proposals: what EAGLE-2 would send of them, and gain."""
+"""Trees that a log holds: what EAGLE-2 would send of them, and gain."""
 
 from __future__ import annotations
 

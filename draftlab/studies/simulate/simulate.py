@@ -284,8 +284,8 @@ def _columns(jobs: Sequence[Job], known: Mapping[str, Predictor]) -> set[str]:
 
 _ASSUMED = Note(
     "counterfactual",
-    "counterfactual: with n drafts sent, min(n, accepted) are accepted; exact for each logged "
-    "proposal. Batches are drawn from the log, decode steps only: no prompt is read in them",
+    "assumption: sending n drafts accepts min(n, accepted), which is exact per proposal. Batches "
+    "are resampled from the log and contain decode steps only (no prefill)",
 )
 
 
@@ -308,7 +308,7 @@ def _simulate_cell(
     *,
     named: bool,
 ) -> _Simulated:
-    """Run the jobs of a cell; ``named``: the user asked for them, so what is missing is told."""
+    """Run the jobs of a cell; what is missing is noted if the user ``named`` the jobs."""
     proposals = read_proposals(cell, columns, num_folds=NUM_FOLDS)
     names = {name for job in jobs for name in job.parts}
     predictions = Predictions(proposals, [known[name] for name in sorted(names)])
@@ -338,7 +338,7 @@ def _simulate_cell(
 
 _PLAIN_WINS = (
     "plain decoding beats every policy at every concurrency, so the gain of adaptive verification "
-    "cannot be tested here; see another table"
+    "cannot be tested with this cost table"
 )
 
 
@@ -346,8 +346,8 @@ def _proposal_notes(cell: Cell, proposals: CompleteProposals) -> Iterator[Note]:
     if proposals.num_dropped:
         yield Note(
             "incomplete_proposals",
-            f"{proposals.num_dropped} proposals are left out: not graded, not sent whole, or with "
-            "a row excluded for another reason than a stop",
+            f"{proposals.num_dropped} proposals are left out, because they were not graded, not "
+            "sent whole, or hold a row that is excluded for another reason than a stop",
             cell.run,
         )
     follows = np.flatnonzero(proposals.age > 0)
@@ -356,9 +356,9 @@ def _proposal_notes(cell: Cell, proposals: CompleteProposals) -> Iterator[Note]:
     if full.any() and not full.all():
         yield Note(
             "step_states",
-            f"position 0 is accepted with {first[full].mean():.3f} after a full acceptance and "
-            f"{first[~full].mean():.3f} after a rejection; trimming moves steps from one state to "
-            "the other, which is not simulated",
+            "caveat: the first draft is accepted with a different rate after a full acceptance "
+            f"({first[full].mean():.3f}) and after a rejection ({first[~full].mean():.3f}). "
+            "Trimming changes that mix; the simulation ignores it",
             cell.run,
         )
 

@@ -46,7 +46,7 @@ class TrimmingCheck(Result):
     verdicts = ("agrees",)
 
     measures: pl.DataFrame = tidy(
-        """One row per measure (acceptance_length; verified_per_step, drafts sent a request;
+        """One row per measure (acceptance_length; verified_per_step, drafts sent per request;
         step_ms): measure, simulated, measured, difference (measured - simulated), standard_error
         (paired by group, and what another order of the requests would change on either side; of
         step_ms by steps), relative, agrees (within 3 % or two standard errors; null: step_ms of a
@@ -172,10 +172,10 @@ def rehearse_trimming(
 
 
 _ASSUMED = {
-    "step_states": "rehearsed steps start as the log's did; live trimming ends more of them "
-    "without a rejection",
-    "step_time": "step_ms is by the cost table, which knows tokens but not the engine's padding "
-    "to the longest proposal",
+    "step_states": "rehearsed steps start in the states of the log, but live trimming ends more of "
+    "them without a rejection",
+    "step_time": "step_ms comes from the cost table, which counts tokens but not the engine's "
+    "padding to the longest proposal",
 }
 
 

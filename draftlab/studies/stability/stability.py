@@ -135,7 +135,7 @@ def stability(
     ----------
     log : path, paths or DraftLog
     evaluation : Evaluation, optional
-        Of the same log, for ``ceiling_share``; made here unless given.
+        Evaluation of the same log, for ``ceiling_share``; made here if it is missing.
     ceiling_share : bool
         False leaves that table empty and needs no evaluation.
     folds : int
@@ -168,28 +168,28 @@ def stability(
         raise InputError(f"blocks must be at least 2, got {blocks}")
     opened = open_any(log, where)
     added = as_plugin(plugin)
-    own = {f"{ADOPTED} + {name}": (ADOPTED, name) for name in added.features}
-    sets = SETS | own
+    plugin_sets = {f"{ADOPTED} + {name}": (ADOPTED, name) for name in added.features}
+    sets = SETS | plugin_sets
     names = sorted({name for names in sets.values() for name in names} | {"overlap"})
-    asked = added.choose_predictors(names)
-    columns = {column for predictor in asked for column in predictor.columns}
+    chosen = added.choose_predictors(names)
+    columns = {column for predictor in chosen for column in predictor.columns}
     cells = read_cells(opened, sorted(columns | {"target_rank_in_q"}), pool=pool)
-    refuse_trimmed(cells, asked, allow_trimmed)
+    refuse_trimmed(cells, chosen, allow_trimmed)
     of_proposals = proposals(opened).collect()
-    made = []
+    tables_of_cells = []
     notes = []
     for cell in cells:
         try:
-            ready = prepare(cell, asked, folds=folds)
+            ready = prepare(cell, chosen, folds=folds)
         except InputError as error:
             notes.append(Note("not_fitted", f"left out: {error}"))
             continue
         tables = _tables(cell, ready, sets, blocks=blocks, seed=seed)
         tables["acceptance_lengths"] = _acceptance_lengths(cell, opened, of_proposals)
-        made.append((cell, tables))
-    if not made:
+        tables_of_cells.append((cell, tables))
+    if not tables_of_cells:
         raise InputError("no cell of the log can be fitted: " + "; ".join(map(str, notes)))
-    stacked = {name: _stack(made, name) for name in TABLES if name != "ceiling_share"}
+    stacked = {name: _stack(tables_of_cells, name) for name in TABLES if name != "ceiling_share"}
     if evaluation is None and ceiling_share:
         evaluation = evaluate(
             opened, folds=folds, allow_trimmed=allow_trimmed, pool=pool, plugin=added
@@ -258,7 +258,7 @@ def _tables(
 
 
 def _time_order(frame: pl.DataFrame) -> FloatArray:
-    """Return where in its run a row stands, in [0, 1) by step."""
+    """Return the place of each row in its run, in [0, 1) by step."""
     place = (pl.col("step").rank("dense").over("run") - 1) / pl.col("step").n_unique().over("run")
     return frame.select(place.cast(pl.Float64)).to_series().to_numpy()
 
@@ -361,8 +361,10 @@ def _block_fits(
 def _slope_grades(ready: Prepared) -> dict[str, Grade]:
     rows, feature = ready.rows, ready.features[ADOPTED]
 
-    def work(own: bool) -> Grade:
-        slopes, intercepts, _ = refit(PREDICTORS[ADOPTED], rows, feature, slope_per_position=own)
+    def work(per_position: bool) -> Grade:
+        slopes, intercepts, _ = refit(
+            PREDICTORS[ADOPTED], rows, feature, slope_per_position=per_position
+        )
         return grade(rows, feature, slopes, intercepts, NUM_BINS)
 
     return dict(zip(("shared", "own"), run_threads(work, (False, True)), strict=True))
@@ -374,13 +376,13 @@ def _slopes(ready: Prepared, grades: dict[str, Grade]) -> pl.DataFrame:
     sign = pl.when(pl.col("metric") == "auc").then(-1.0).otherwise(1.0)
     rows = []
     for row in table.select("scope", "position", "metric").rows():
-        found = {}
+        scores = {}
         for name, graded in values.items():
             of_scope = graded.filter(
                 pl.col("scope") == row[0], pl.col("position").eq_missing(pl.lit(row[1]))
             )
-            found[name] = of_scope[row[2]].item()
-        rows.append(found)
+            scores[name] = of_scope[row[2]].item()
+        rows.append(scores)
     both = pl.DataFrame(rows)
     return table.with_columns(both).select(
         "scope",
@@ -412,10 +414,10 @@ def _feature_sets(
         row = graded.table.row(0, named=True)
         gains: dict[str, float] = {}
         for metric, sign in (("auc", -1.0), ("log_loss", 1.0)):
-            found = table.filter(predictor_b=label, metric=metric)
+            difference = table.filter(predictor_b=label, metric=metric)
             low, value, high = (
-                (found["low"][0], found["difference"][0], found["high"][0])
-                if len(found)
+                (difference["low"][0], difference["difference"][0], difference["high"][0])
+                if len(difference)
                 else (0.0, 0.0, 0.0)
             )
             ends = sorted((sign * low, sign * high))
@@ -452,8 +454,8 @@ def _grade_several(ready: Prepared, names: Sequence[str]) -> Grade:
             start=fit,
         )
         logit[held_out] = fit.log_odds(features[held_out], rows.position[held_out])
-    one = np.ones((rows.num_folds, rows.num_positions))
-    return grade(rows, logit, one, 0 * one, NUM_BINS)
+    ones = np.ones((rows.num_folds, rows.num_positions))
+    return grade(rows, logit, ones, 0 * ones, NUM_BINS)
 
 
 def _second_rank(ready: Prepared) -> pl.DataFrame:
@@ -542,5 +544,5 @@ def _mean(values: pl.Series) -> float:
     return float(values.to_numpy().mean()) if len(values) else float("nan")
 
 
-def _stack(made: list[tuple[Cell, dict[str, pl.DataFrame]]], name: str) -> pl.DataFrame:
-    return pl.concat([name_cell(cell, tables[name]) for cell, tables in made])
+def _stack(tables_of_cells: list[tuple[Cell, dict[str, pl.DataFrame]]], name: str) -> pl.DataFrame:
+    return pl.concat([name_cell(cell, tables[name]) for cell, tables in tables_of_cells])

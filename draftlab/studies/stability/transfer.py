@@ -97,18 +97,18 @@ def learning_table(
         lambda fold: _learn(rows, feature, fold, orders[fold], sizes, full), range(rows.num_folds)
     )
     tables = []
-    for size, found in zip(wanted, zip(*by_fold, strict=True), strict=True):
-        n, groups, auc, loss = np.array(found).T
+    for size, folds in zip(wanted, zip(*by_fold, strict=True), strict=True):
+        n, groups, auc, loss = np.array(folds).T
         tables.append(
             {
                 "rows_per_position": size,
-                "repeats": len(found),
+                "repeats": len(folds),
                 "n_train": float(n.mean()),
                 "n_groups_train": float(groups.mean()),
                 "auc": float(auc.mean()),
-                "auc_sd": float(auc.std(ddof=1)) if len(found) > 1 else float("nan"),
+                "auc_sd": float(auc.std(ddof=1)) if len(folds) > 1 else float("nan"),
                 "log_loss": float(loss.mean()),
-                "log_loss_sd": float(loss.std(ddof=1)) if len(found) > 1 else float("nan"),
+                "log_loss_sd": float(loss.std(ddof=1)) if len(folds) > 1 else float("nan"),
             }
         )
     return pl.DataFrame(tables, schema=_LEARNING)
@@ -175,7 +175,7 @@ def _learn(
     reached = np.cumsum(np.bincount(rows.group, minlength=int(order.max()) + 1)[order])
     held_out = rows.fold_slices[fold] if rows.num_folds > 1 else slice(None)
     y, x, k = rows.accepted[held_out], feature[held_out], rows.position[held_out]
-    found = []
+    learnt = []
     for size in reversed(sizes):  # the fit on more rows is a good start for that on fewer
         enough = int(np.searchsorted(reached, size * rows.num_positions)) + 1
         chosen = np.zeros(int(rows.group.max()) + 1, dtype=np.bool_)
@@ -185,8 +185,8 @@ def _learn(
         # a position that the few rows do not reach is predicted as the deepest one that they do
         logit = fit.slope * x + _filled(fit.intercepts)[k]
         grades = metrics.auc(y, logit), metrics.log_loss(y, logit)
-        found.append(_Learnt(len(train), min(enough, len(order)), *grades))
-    return found[::-1]
+        learnt.append(_Learnt(len(train), min(enough, len(order)), *grades))
+    return learnt[::-1]
 
 
 def _filled(intercepts: FloatArray) -> FloatArray:

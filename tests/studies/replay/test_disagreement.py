@@ -104,4 +104,7 @@ def test_ranks_that_part_are_named_with_the_step(log: Path, tmp_path: Path) -> N
     assert row["same_counts"]
     assert not row["identical"]
     assert (row["parted_refit"], row["parted_step"]) == (3, 59)
-    assert any("they part from refit 3 at step 59 on" in note for note in map(str, result.notes))
+    assert any(
+        "they learn from as many labels, as ranks do, but differ from refit 3 at step 59 on" in note
+        for note in map(str, result.notes)
+    )

@@ -166,7 +166,7 @@ def test_a_change_that_costs_nothing_is_called_mild(tmp_path: Path) -> None:
         alike, "a@180 > b@180", estimators="vllm", refit_interval=10, proposals_per_step=16
     )
     [sentence] = mild_switches(result)
-    assert sentence.startswith("step 180, a > b: even the fit to the traffic before")
+    assert sentence.startswith("step 180, a > b: there is nothing to recover from")
 
 
 def test_one_workload_is_no_scenario(small_run: Path) -> None:

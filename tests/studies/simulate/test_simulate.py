@@ -38,7 +38,7 @@ LOADED = CostTable(
     "loaded", "model", verify=Curve((0, 1000), (5.0, 205.0)), draft=Curve((1,), (2.0,))
 )
 """A draft costs 0.2 ms, so that at 32 requests trimming pays."""
-LOW_LOAD = "low load: nearly every draft pays, so nothing is trimmed"
+LOW_LOAD = "at low load nearly every draft pays, so nothing is trimmed"
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_at_low_load_there_is_no_gain_and_a_reason(run: Path, result: Simulation
     row = pick(found.gains, predictor="logit_qmax", dataset="easy")
     assert row["gain"] == pytest.approx(0.0, abs=0.005)
     assert row["reason"] in {"low_load", "no_oracle_gain"}
-    assert row["reason_text"].startswith("low load") or "oracle gains" in row["reason_text"]
+    assert row["reason_text"].startswith("at low load") or "oracle gains" in row["reason_text"]
     loaded = result.gains.filter(policy="av", concurrency=32)
     assert loaded["reason"].null_count() == loaded.height
 
@@ -154,9 +154,11 @@ def test_a_flat_table_gains_nothing_and_says_why(run: Path) -> None:
     row = pick(found.gains, policy="av")
     assert row["gain"] == 0.0
     assert row["reason"] == "flat_table"
-    assert row["reason_text"].startswith("flat table: a step costs the same with 0 and with 40")
+    assert row["reason_text"].startswith(
+        "the cost table is flat: a step costs the same with 0 and with 40"
+    )
     assert any(
-        note.endswith("av/logit_qmax gains nothing at concurrency 8: flat table")
+        note.endswith("av/logit_qmax gains nothing at concurrency 8: the cost table is flat")
         for note in map(str, found.notes)
     )
 
@@ -166,7 +168,9 @@ def test_policies_that_gain_nothing_alike_share_a_line(run: Path) -> None:
     predictors = ["logit_qmax", "entropy"]
     found = simulate(run, flat, predictors=predictors, concurrencies=[8, 32], by_dataset=False)
     [line] = [note for note in map(str, found.notes) if "nothing at concurrency" in note]
-    assert line.endswith("av/logit_qmax, av/entropy gain nothing at concurrency 8, 32: flat table")
+    assert line.endswith(
+        "av/logit_qmax, av/entropy gain nothing at concurrency 8, 32: the cost table is flat"
+    )
 
 
 def test_a_table_of_one_size_is_told_whole(run: Path) -> None:
@@ -174,7 +178,7 @@ def test_a_table_of_one_size_is_told_whole(run: Path) -> None:
     found = simulate(run, single, predictors=["logit_qmax"], concurrencies=[8], by_dataset=False)
     assert found.gains["reason"].to_list() == ["one_size_table"]
     [line] = [note for note in map(str, found.notes) if "nothing at concurrency" in note]
-    assert line.endswith("concurrency 8: flat table (one size in it: it cannot tell)")
+    assert line.endswith("concurrency 8: the cost table is flat (only one batch size was measured)")
 
 
 def test_reasons_are_grouped_by_code_whatever_their_text() -> None:
