@@ -45,9 +45,9 @@ _SETUP = (
     (
         "num_speculative_tokens",
         "K",
-        "acceptance rates fall as K rises with the same drafter, so only acceptance at each "
-        "position and acceptance length are compared; predictors are graded at the positions that "
-        "both logs have",
+        "acceptance rates fall as K rises with the same drafter, so they are not compared; "
+        "acceptance at each position and acceptance length are, and predictors are graded at the "
+        "positions that both logs have",
     ),
     ("verification", "verification", "drafts are accepted by another rule"),
     (

@@ -55,7 +55,7 @@ def test_where_nothing_gains_one_line_says_so(
 
     zeros = {name: pl.lit(0.0) for name in ("gain", "gain_low", "gain_high")}
     text = printed(replace(result, gains=result.gains.with_columns(**zeros)), capsys)
-    assert "no policy gains or loses anything at 1, 256 requests at once" in text
+    assert "No policy gains or loses anything at 1, 256 requests at once." in text
     assert "av/oracle" not in text.partition("note:")[0]
 
 

@@ -29,8 +29,8 @@ def print_simulation(result: Simulation, console: Console) -> None:
     mixed = result.frontier.filter(pl.col("dataset").is_null())
     for (cost, source, *cell), rows in mixed.group_by(keys, maintain_order=True):
         kind = "a model, not a measurement" if source == "model" else source
-        say(console, f"\n{cell[0]}, {cell[1]} drafting; cost of a step: {cost} ({kind})")
-        say(console, "tokens per second of fixed lengths, by requests at once")
+        say(console, f"\n{cell[0]}, {cell[1]} drafting; cost table: {cost} ({kind})")
+        say(console, "Tokens per second of fixed lengths, by requests at once")
         print_table(_by_concurrency(_fixed_lengths(rows)), console)
         gains = result.gains.filter(
             pl.col("dataset").is_null(), cost=cost, pair=cell[0], drafting=cell[1]
@@ -55,7 +55,7 @@ def _print_gains(gains: pl.DataFrame, console: Console) -> None:
     flat = gains.filter(~matters)["concurrency"].unique().sort().to_list()
     if flat:
         where = ", ".join(map(str, flat))
-        say(console, f"no policy gains or loses anything at {where} requests at once")
+        say(console, f"No policy gains or loses anything at {where} requests at once.")
     if shown.is_empty():
         return
     sized = pl.format("{}, {} nodes", "policy", "verify_length")
@@ -70,7 +70,9 @@ def _print_gains(gains: pl.DataFrame, console: Console) -> None:
         "concurrency",
         shown=pl.when(nothing).then(pl.lit("0")).otherwise(plus + percent + sure),
     )
-    say(console, "gain over verifying every draft, by requests at once; ?: the interval covers 0")
+    say(
+        console, "Gain over verifying every draft, by requests at once (? if the interval covers 0)"
+    )
     print_table(_by_concurrency(cells), console)
 
 
