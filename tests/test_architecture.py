@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "studies": STUDIES,
     "reporting": {"studies"} | STUDIES,
     "hooks": {"schema", "log", "errors", "provenance"},
-    "engine": {"hooks", "schema", "log", "errors", "provenance"},
+    "engine": {"schema", "log", "errors", "provenance"},
     "engines": {"reporting", "studies", "engine", "hooks"} | STUDIES,
     "cli": {"engines", "reporting", "studies", "hooks"} | STUDIES,
     "__main__": {"cli"},

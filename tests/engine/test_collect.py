@@ -164,7 +164,9 @@ def test_a_separate_drafter_and_greedy_requests(
     tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]
 ) -> None:
     drafter = make_checkpoint(tmp_path / "drafter", layers=1, seed=1)
-    chosen = settings(checkpoint, prompts, drafter=drafter, temperature=0.0, tokens=True)
+    chosen = settings(
+        checkpoint, prompts, drafter=drafter, skip_layers=None, temperature=0.0, tokens=True
+    )
     collect(tmp_path / "log", chosen)
     log = open_log(tmp_path / "log")
     assert log.runs[0].metadata["method"] == "draft_model"
@@ -177,7 +179,7 @@ def test_a_separate_drafter_and_greedy_requests(
 def test_vocabularies_must_agree(tmp_path: Path, checkpoint: str, prompts: tuple[str, ...]) -> None:
     other = make_checkpoint(tmp_path / "other", vocab=64)
     with pytest.raises(InputError, match="must share one vocabulary"):
-        collect(tmp_path / "log", settings(checkpoint, prompts, drafter=other))
+        collect(tmp_path / "log", settings(checkpoint, prompts, drafter=other, skip_layers=None))
     assert not (tmp_path / "log").exists()
 
 

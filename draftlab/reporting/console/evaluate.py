@@ -58,7 +58,7 @@ def _print_by(evaluation: Evaluation, cell: CellKey, console: Console) -> None:
     """Print the grades of the adopted predictor, or of the first, by value."""
     grades = by_value(evaluation, cell)
     shown = ADOPTED if ADOPTED in set(grades["predictor"]) else grades["predictor"][0]
-    _print(console, f"{label(shown).name} by {evaluation.settings['by'].partition(':')[0]}")
+    _print(console, f"\n{label(shown).name} by {evaluation.settings['by'].partition(':')[0]}")
     print_table(grades.filter(predictor=shown).drop("predictor", "name"), console)
     _print(console, "")
 
