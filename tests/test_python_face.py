@@ -24,8 +24,8 @@ LINES = {
         "assert len(r) < 5000 and 'logit(qmax)' in r and 'log-' in r"
     ),
     "simulate on an L4": (
-        "assert draftlab.simulate(log, 'L4/llama-8b', concurrencies=[64]).gains['cost'].unique()"
-        ".to_list() == ['L4/llama-8b (model)']"
+        "gains = draftlab.simulate(log, 'L4/llama-8b', concurrencies=[64]).gains; "
+        "assert gains['cost'].unique().to_list() == ['L4 llama-8b (model)']"
     ),
     "replay, refit every 25": (
         "assert draftlab.replay(log, refit_interval=25).settings['refit_interval'] == 25"
