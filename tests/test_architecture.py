@@ -80,6 +80,7 @@ def imports(folder: Path, package: str) -> dict[str, set[str]]:
     return {part: mine & set(found) for part, mine in found.items()}
 
 
+@pytest.mark.slow
 def test_imports_point_down() -> None:
     found = imports(PACKAGE, "draftlab")
     assert set(found) == set(MAY_IMPORT)

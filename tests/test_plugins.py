@@ -180,6 +180,7 @@ def test_drift_follows_a_plugins_feature(same: Path, synthetic_run: Path) -> Non
     assert_frame_equal(mine.recovery, drift(synthetic_run, **options).recovery)
 
 
+@pytest.mark.slow
 def test_a_plugins_unfitted_predictor_is_calibrated(same: Path, small_run: Path) -> None:
     found = calibrate(small_run, methods="platt", plugin=same)
     assert set(found.metrics["source"]) == {"qmax", "raw"}

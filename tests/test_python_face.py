@@ -58,6 +58,7 @@ def test_one_line_in_a_fresh_interpreter(wish: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
 
 
+@pytest.mark.slow
 def test_the_package_lists_what_it_offers() -> None:
     assert dir(draftlab) == draftlab.__all__
     code = "import draftlab; print(draftlab.metrics.auc([True, False], [1.0, 0.0]), dir(draftlab))"

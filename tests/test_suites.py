@@ -60,6 +60,7 @@ def test_prompts_are_neither_short_nor_long(tokens: dict[str, list[str]]) -> Non
     assert not bad
 
 
+@pytest.mark.slow
 def test_no_two_prompts_share_many_5grams(tokens: dict[str, list[str]]) -> None:
     grams = {key: ngrams(t, 5) for key, t in tokens.items()}
     bad = [

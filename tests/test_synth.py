@@ -142,6 +142,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         synth_log(tmp_path, intercepts=[1.0], run="other")
 
 
+@pytest.mark.slow
 def test_a_fractional_length_is_met_by_varying_lengths(tmp_path: Path) -> None:
     """SGLang #33463: a target of 4.7 froze at an integer."""
     run = synth_log(tmp_path, num_requests=500, num_positions=7, acceptance_length=4.7)

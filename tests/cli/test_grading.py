@@ -59,6 +59,7 @@ def test_compare_prints_and_writes_differences(
     assert written["difference"].drop_nans().drop_nulls().abs().max() == 0
 
 
+@pytest.mark.slow
 def test_a_part_is_named_and_values_have_a_table(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:

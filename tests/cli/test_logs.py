@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 
 from tests.logs import proposal, write_log
 
@@ -58,6 +59,7 @@ def test_inspect_shows_one_request(call: Callable[..., Outcome], log: Path, tmp_
     assert plain["rows"] == plain["request"] == []
 
 
+@pytest.mark.slow
 def test_inspect_names_the_runs_that_have_a_request(
     call: Callable[..., Outcome], tmp_path: Path
 ) -> None:

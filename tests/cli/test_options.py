@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing(call: Callable[..., Outcome], log: Path) -> None:
     assert call("evaluate", log, "--quiet").out == ""
 
@@ -140,6 +141,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_plugin_is_graded_beside_the_others(
     call: Callable[..., Outcome], log: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 
 from draftlab.synth import synth_log
 from tests.logs import proposal, write_log
@@ -31,6 +32,7 @@ def test_simulate_marks_a_model_and_names_its_tables(
     assert "no such file, and no model" in wrong.err
 
 
+@pytest.mark.slow
 def test_trimming_check_compares_with_a_live_log(
     call: Callable[..., Outcome], tmp_path: Path
 ) -> None:

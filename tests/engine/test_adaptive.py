@@ -149,6 +149,7 @@ def test_losslessness_end_to_end(name: str, lossless: bool, exact: Any) -> None:
     assert found.passed is lossless, found
 
 
+@pytest.mark.slow
 def test_trimming_is_real() -> None:
     """The engines audited above do trim, each by its own predictions."""
     for name in ("logit_qmax", "hybrid", "online-vllm", "logit_q_sampled"):

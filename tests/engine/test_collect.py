@@ -20,6 +20,8 @@ from draftlab.log.checks import run_checks
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # transformers' model classes take seconds to import
+
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
 CHAT = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}"

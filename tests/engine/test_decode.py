@@ -153,6 +153,7 @@ def test_bfloat16_departs_from_plain_decoding_only_at_near_ties() -> None:
     assert all(margin < 0.1 for margin in margins), margins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_stream_does_not_depend_on_its_neighbours(temperature: float) -> None:
     target = tiny_model(2)
@@ -236,6 +237,7 @@ def test_identity_drafter_is_always_accepted() -> None:
     np.testing.assert_allclose(columns["accept_prob"], 1.0, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_overlap_and_accept_prob_predict_the_labels() -> None:
     """Both are calibrated by construction; rows of one request are independent given them."""
     decoder = make_decoder(tiny_model(3), slots=50, num_speculative_tokens=3)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.slow  # transformers' model classes take seconds to import
+
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 24,

@@ -33,6 +33,7 @@ def outcome_by_enumeration(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 @given(distributions(5), distributions(5))
 def test_rejection_sampling_gives_back_the_target(p: torch.Tensor, q: torch.Tensor) -> None:
     torch.testing.assert_close(outcome_by_enumeration(p, q), p, rtol=0, atol=EXACT)

@@ -231,6 +231,7 @@ def test_estimators_are_graded_by_value(run: Path) -> None:
     assert steps.groups.filter(estimator="vllm")["n"][0] == len(early)
 
 
+@pytest.mark.slow
 def test_differences_are_taken_by_value(run: Path, tmp_path: Path) -> None:
     other = synth_log(tmp_path, num_requests=60, datasets={"easy": 0.5, "hard": 0.0}, seed=3)
     found = compare(run, other, by="dataset").predictors

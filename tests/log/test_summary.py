@@ -30,6 +30,7 @@ def test_dummy_requests_are_no_traffic(tmp_path: Path) -> None:
     assert counted == "10 warmup"
 
 
+@pytest.mark.slow
 def test_the_first_draft_slot_counts_towards_the_length(tmp_path: Path) -> None:
     """Speculators #805: acceptance 0.9, 0.8, 0.7 of a block of three is 3.124 tokens."""
     ends = [0] * 100 + [1] * 180 + [2] * 216 + [3] * 504

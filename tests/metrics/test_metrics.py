@@ -351,6 +351,7 @@ def test_smooth_ece_is_the_error_at_its_own_bandwidth() -> None:
 # --- Brier decomposition
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(labelled(), st.integers(1, 20))
 def test_the_parts_of_brier_sum_to_it(rows: Arrays, n_bins: int) -> None:

@@ -59,6 +59,7 @@ def write(folder: Path, proposals: list[dict[str, Any]]) -> Path:
     return log.folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
 def test_batches_do_not_change_what_is_smoothed(size: int) -> None:
     proposals = traffic()

@@ -132,6 +132,7 @@ def walk(combs: Combs, kept: Any, text: list[Any], p: int) -> int:
     return K
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(0, 9))
 def test_logged_trees_accept_what_the_target_chooses(seed: int, num_nodes: int) -> None:
     rng = np.random.default_rng(seed)

@@ -133,6 +133,7 @@ def test_drawing_leaves_the_style_of_the_process(
     assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.slow
 def test_nothing_here_loads_pyplot() -> None:
     code = (
         "import draftlab.reporting.figures.style as f, sys; f.new_axes(2.0); "

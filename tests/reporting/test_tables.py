@@ -194,6 +194,7 @@ def test_undefined_numbers_make_no_finding(
     assert "auc" not in set(table["metric"])
 
 
+@pytest.mark.slow
 def test_tables_do_not_load_matplotlib() -> None:
     code = "import draftlab.reporting.tables, sys; print('matplotlib' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -55,6 +55,7 @@ def test_a_log_against_itself_differs_in_nothing(itself: Comparison) -> None:
         assert known["paired"].all()
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_evaluation(small_run: Path, itself: Comparison) -> None:
     wanted = evaluate(small_run).metrics.filter(scope="overall")
     for metric in ("auc", "log_loss", "brier", "mean_prediction"):

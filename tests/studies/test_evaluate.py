@@ -118,6 +118,7 @@ def test_excluded_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     assert only(result, "constant")["mean_prediction"] == pytest.approx(100 / 110, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_row_with_two_reasons_counts_under_each_and_once_in_total(tmp_path: Path) -> None:
     def flag(rows: pl.DataFrame) -> pl.DataFrame:
         index, both = pl.int_range(pl.len()), int(Excluded.WARMUP | Excluded.GRAMMAR)
@@ -131,6 +132,7 @@ def test_a_row_with_two_reasons_counts_under_each_and_once_in_total(tmp_path: Pa
     assert counts["total"] == 15 + unobserved.null_count()
 
 
+@pytest.mark.slow
 def test_rows_without_a_request_are_counted(tmp_path: Path) -> None:
     run = edit(fresh(tmp_path), "requests", lambda rows: rows.filter(pl.col("request") > 0))
     result = evaluate(run)
@@ -154,6 +156,7 @@ def test_acceptance_rates_by_hand(tmp_path: Path) -> None:
 # --- the numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["overall", "without_first", "position", "dataset"])
 def test_in_sample_metrics_equal_scikit_learn(in_sample: Evaluation, scope: str) -> None:
     result = in_sample
@@ -238,6 +241,7 @@ def test_differences_are_paired_and_agree_with_the_metrics(crossed: Evaluation) 
     assert clear["high"] - clear["low"] < unpaired["log_loss_high"] - unpaired["log_loss_low"]
 
 
+@pytest.mark.slow
 def test_any_two_predictors_can_be_compared(run: Path) -> None:
     names = ["entropy", "qmax", "constant"]
     table = evaluate(run, predictors=names, compare="all").differences
@@ -288,6 +292,7 @@ def test_the_constant_floor_ranks_nothing(crossed: Evaluation) -> None:
     assert by_position.unique().to_list() == [0.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_sample", [True, False])
 def test_monotone_features_agree_exactly_within_a_position(tmp_path: Path, in_sample: bool) -> None:
     def sharpen(rows: pl.DataFrame) -> pl.DataFrame:
@@ -363,12 +368,14 @@ def test_datasets_are_also_fitted_alone(crossed: Evaluation) -> None:
     assert easy > hard + 0.5
 
 
+@pytest.mark.slow
 def test_it_is_deterministic(run: Path, crossed: Evaluation) -> None:
     again = evaluate(run, keep_predictions=True)
     for name in Evaluation.meanings():
         assert_frame_equal(getattr(again, name), getattr(crossed, name), check_exact=True)
 
 
+@pytest.mark.slow
 def test_clamped_rows_are_counted(tmp_path: Path) -> None:
     def saturate(rows: pl.DataFrame) -> pl.DataFrame:
         first = pl.int_range(pl.len()).over("position") < 7
@@ -397,6 +404,7 @@ def test_a_prompt_is_never_in_two_folds(crossed: Evaluation) -> None:
     assert sizes.max() < 1.05 * sizes.min()  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_prompt_share_its_fold(tmp_path: Path) -> None:
     for seed in (1, 2):
         fresh(tmp_path, seed=seed)
@@ -519,6 +527,7 @@ def test_temperature_0_makes_a_greedy_cell(tmp_path: Path) -> None:
         assert row["lossless"] is (drafting == "greedy")
 
 
+@pytest.mark.slow
 def test_a_greedy_run_is_a_greedy_cell(tmp_path: Path) -> None:
     result = evaluate(fresh(tmp_path, drafting="greedy"))
     assert result.metrics["drafting"].unique().to_list() == ["greedy"]
@@ -572,6 +581,7 @@ def test_a_trimmed_log_names_what_trimmed_it(tmp_path: Path, policy: str, trimme
 # --- optional columns
 
 
+@pytest.mark.slow
 def test_a_column_with_gaps_leaves_its_predictor_out(tmp_path: Path) -> None:
     run = edit(
         fresh(tmp_path),
@@ -599,6 +609,7 @@ def test_a_column_with_gaps_leaves_its_predictor_out(tmp_path: Path) -> None:
     assert only(chosen, "overlap")["n_excluded"] == missing
 
 
+@pytest.mark.slow
 def test_the_trained_head_is_graded_as_it_is(tmp_path: Path) -> None:
     run = edit(
         fresh(tmp_path),
@@ -617,6 +628,7 @@ def test_the_trained_head_is_graded_as_it_is(tmp_path: Path) -> None:
 # --- writing
 
 
+@pytest.mark.slow
 def test_what_is_undefined_is_null_in_strict_json(tmp_path: Path) -> None:
     run = fresh(tmp_path / "log", num_positions=7)
     edit(run, "drafts", lambda rows: rows.filter(pl.col("position") < 5))

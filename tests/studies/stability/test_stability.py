@@ -169,6 +169,7 @@ def test_the_acceptance_rate_falls_with_k_and_the_length_does_not(
     assert overall["rate_compares_across_k"].to_list() == [False, False]
 
 
+@pytest.mark.slow
 def test_discarded_drafts_and_requests_without_drafts_are_counted_apart(tmp_path: Path) -> None:
     # 3 drafted and thrown away; 8 verified of which 6 accepted; a third request has no drafts
     thrown = proposal(0, [None] * 8, request=0, admitted=[False] * 8,
@@ -191,6 +192,7 @@ def test_discarded_drafts_and_requests_without_drafts_are_counted_apart(tmp_path
     assert row["acceptance_length"] == row["acceptance_length_by_request"] == 7.0
 
 
+@pytest.mark.slow
 def test_the_second_rank_after_a_rejection(tmp_path: Path) -> None:
     ranks = [1, 1, 3, 2, 1, 1, 0, 1]
     rows = [proposal(i, [True, False], request=i % 4, target_rank_in_q=[0, rank])
@@ -219,6 +221,7 @@ def test_synthetic_logs_do_not_drift(found: Stability) -> None:
 # --- the whole
 
 
+@pytest.mark.slow
 def test_it_writes_strict_json_and_is_deterministic(
     run: Path, found: Stability, evaluation: Evaluation, tmp_path: Path
 ) -> None:
