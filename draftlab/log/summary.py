@@ -80,8 +80,10 @@ def workloads(log: DraftLog) -> pl.DataFrame:
             proposals=pl.col("proposals").sum(),
             # Null where nothing was verified: 0 / 0 is not a length.
             acceptance_length=(pl.col("emitted").sum() / pl.col("proposals").sum()).fill_nan(None),
-            acceptance_length_by_request=pl.col("own").mean(),
+            own=pl.col("own").drop_nulls().sort(),
         )
+        # in one order: the last bit of a mean over threads would be another in each run
+        .with_columns(acceptance_length_by_request=pl.col("own").list.mean())
         .join(labelled, on=["run", "dataset"], how="left")
         .select(
             "run", "dataset", "requests", "prompts", "proposals", "labelled", "acceptance",
