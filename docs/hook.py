@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.stability.files import Files
+    from mkdocs.structure.files import Files
 
 REPRODUCTION = Path(__file__).parent.parent / "reports" / "reproduction"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of `make reproduce`, which lie beside the documentation, to the site."""
-    from mkdocs.stability.files import File
+    from mkdocs.structure.files import File
 
     for path in sorted(REPRODUCTION.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
