@@ -12,7 +12,7 @@ from draftlab.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from draftlab.engine.collect import Progress
+    from draftlab.engine.collect import CollectSettings, Progress
     from draftlab.engine.confidence import ConfidenceHead
     from draftlab.policies.cost import CostTable
     from draftlab.results import Result
@@ -76,13 +76,10 @@ def collect(
         return _collect_vllm(out, options | {n: v for n, v in trimming.items() if v}, on_step)
     if adaptive_verification is None and (given := [n for n, v in trimming.items() if v]):
         raise InputError(f"{_typed(given)} says nothing without --adaptive-verification")
-    from draftlab.engine.collect import CollectSettings
     from draftlab.engine.collect import collect as run
 
     _refuse_beside(adaptive_verification, fit_on)
-    _refuse_unknown(engine, options, CollectSettings)
-    require_engine()
-    settings = CollectSettings(**_parsed(options))
+    settings = _check_settings(options)
     admission = None
     if adaptive_verification is not None:
         admission = _make_admission(
@@ -171,13 +168,9 @@ def train_head(
     MissingExtraError
         The engine's packages are not installed.
     """
-    from draftlab.engine.collect import CollectSettings
-
-    _refuse_unknown("reference", options, CollectSettings)
-    require_engine()
+    settings = _check_settings({"max_labelled": 90_000, "seed": 1} | options)
     from draftlab.engine.training import train_head as run
 
-    settings = CollectSettings(**_parsed({"max_labelled": 90_000, "seed": 1} | options))
     return run(
         Path(out),
         settings,
@@ -218,15 +211,11 @@ def profile(
     MissingExtraError
         The engine's packages are not installed.
     """
-    from draftlab.engine.collect import CollectSettings
-
-    _refuse_unknown("reference", options, CollectSettings)
-    require_engine()
+    settings = _check_settings(options)
     from draftlab.engine.profile import MEASURED_CONCURRENCIES
     from draftlab.engine.profile import profile as run
     from draftlab.policies.cost import StepSizes, table_from_steps
 
-    settings = CollectSettings(**_parsed(options))
     sizes = run(
         settings,
         concurrencies=concurrencies or MEASURED_CONCURRENCIES,
@@ -332,6 +321,15 @@ def parse_layers(layers: str | Sequence[int] | int | None) -> tuple[int, ...] | 
         raise InputError(
             f"--skip-layers {layers!r}: wanted layers such as 4,7,16 or search:6"
         ) from None
+
+
+def _check_settings(options: dict[str, Any]) -> CollectSettings:
+    """Return the reference engine's settings, once it is known that it can run with them."""
+    from draftlab.engine.collect import CollectSettings
+
+    _refuse_unknown("reference", options, CollectSettings)
+    require_engine()
+    return CollectSettings(**_parsed(options))
 
 
 def _parsed(options: dict[str, Any]) -> dict[str, Any]:
