@@ -25,16 +25,15 @@ from draftlab.studies.replay.drift import drift
 from draftlab.studies.replay.replay import replay
 from draftlab.studies.simulate.simulate import simulate
 from draftlab.studies.simulate.trimming_check import trimming_check
-from draftlab.studies.stability.stability import ceiling_share_table, stability
+from draftlab.studies.stability.stability import Stability, ceiling_share_table, stability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from draftlab.log.reader import DraftLog
     from draftlab.plugins import Plugin
     from draftlab.studies.simulate.costs import Cost
-    from draftlab.studies.stability.stability import Stability
 
 REPORT_CONCURRENCIES = (8, 64, 256)
 """Low, published and high load: a page shows no more."""
@@ -139,7 +138,7 @@ def run_missing_studies(
     absent: dict[str, str] = {}
     if out is not None and not fresh:
         wanted = {name: call for name, call in calls.items() if name not in known}
-        reused, absent = find_same(log, wanted, out)
+        reused, absent = _read_places(_find_same(log, wanted, out))
     known = reused | known
     missing = {n: call for n, call in calls.items() if n not in known and n not in absent}
     with _run_others(log, {n: c for n, c in missing.items() if n != "evaluate"}) as others:
@@ -151,31 +150,15 @@ def run_missing_studies(
         for name in ("evaluate", *(name for name in known if name != "evaluate")):
             on_study(name, known[name])
         for name, made in others:
-            if isinstance(made, str):
-                absent[name] = made
+            whole = _complete(made, first, log, calls) if isinstance(made, Stability) else made
+            if isinstance(whole, str):
+                absent[name] = whole
             else:
-                known[name] = _complete(made, first, log, calls) if name == "stability" else made
-                on_study(name, known[name])
+                known[name] = whole
+                on_study(name, whole)
             if out is not None:
-                _keep(out, log, calls[name], name, made if isinstance(made, str) else known[name])
+                _keep(out, log, calls[name], name, whole)
     return Studies(known, absent, tuple(reused))
-
-
-def find_same(
-    log: DraftLog, calls: Mapping[str, Call], out: Path
-) -> tuple[dict[str, Result], dict[str, str]]:
-    """Return the results of these very calls below a folder, and reasons where there is none."""
-    found, absent = {}, {}
-    for name, call in calls.items():
-        place = find_result(out / name, name) if (out / name).is_dir() else None
-        if place is None or stored_key(place) != key_of(call.study, log, **call.options):
-            continue
-        reason = left_out(place)
-        if reason is None:
-            found[name] = result_class(name).read(place)
-        else:
-            absent[name] = reason
-    return found, absent
 
 
 def read_studies(folder: Path) -> Studies:
@@ -186,17 +169,7 @@ def read_studies(folder: Path) -> Studies:
     InputError
         No evaluation is there, or no inspection of its log.
     """
-    results: dict[str, Result] = {}
-    absent = {}
-    for name in RESULTS:
-        place = find_result(folder / name, name) if (folder / name).is_dir() else None
-        if place is None:
-            continue
-        reason = left_out(place)
-        if reason is None:
-            results[name] = result_class(name).read(place)
-        else:
-            absent[name] = reason
+    results, absent = _read_places(_find_places(folder, RESULTS))
     for name in ("evaluate", "inspect"):
         if name not in results:
             raise InputError(
@@ -206,6 +179,30 @@ def read_studies(folder: Path) -> Studies:
     return Studies(results, absent)
 
 
+def _find_same(log: DraftLog, calls: Mapping[str, Call], out: Path) -> dict[str, Path]:
+    """Return where results of these very calls lie below a folder, by command."""
+    return {
+        name: place
+        for name, place in _find_places(out, calls).items()
+        if stored_key(place) == key_of(calls[name].study, log, **calls[name].options)
+    }
+
+
+def _find_places(folder: Path, commands: Iterable[str]) -> dict[str, Path]:
+    """Return where results of commands lie below a folder, by command."""
+    named = {name: folder / name for name in commands if (folder / name).is_dir()}
+    found = {name: find_result(place, name) for name, place in named.items()}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _read_places(places: Mapping[str, Path]) -> tuple[dict[str, Result], dict[str, str]]:
+    """Return the results that lie at places, and the reasons that stand where there is none."""
+    kept = {name: left_out(place) for name, place in places.items()}
+    reasons = {name: reason for name, reason in kept.items() if reason is not None}
+    results = {n: result_class(n).read(p) for n, p in places.items() if n not in reasons}
+    return results, reasons
+
+
 def holds_results(path: str | Path) -> bool:
     """Whether a path is a folder of results and not a log."""
     folder = Path(path)
@@ -213,17 +210,15 @@ def holds_results(path: str | Path) -> bool:
 
 
 def _complete(
-    made: Result, evaluation: Evaluation, log: DraftLog, calls: Mapping[str, Call]
+    made: Stability, evaluation: Evaluation, log: DraftLog, calls: Mapping[str, Call]
 ) -> Stability:
     """Add the table for which `stability` would evaluate the log once more."""
-    found: Any = made
     key = key_of(stability, log, **calls["stability"].options)
-    whole: Stability = replace(
-        found,
+    return replace(
+        made,
         ceiling_share=ceiling_share_table(evaluation.metrics),
-        provenance=found.provenance | {"key": key},
+        provenance=made.provenance | {"key": key},
     )
-    return whole
 
 
 def _keep(out: Path, log: DraftLog, call: Call, name: str, made: Result | str) -> None:
