@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, command, seed, input hash."""
+"""Where a result comes from: versions, command, seed, and keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def collect(*, packages: Iterable[str] = (), **facts: Any) -> dict[str, Any]:
     packages : iterable of str
         Further packages whose versions matter (torch, transformers, ...).
     **facts
-        Seed, input hash and whatever else a reader needs to run it again.
+        Seed, fingerprint of the log, and whatever else a reader needs to run it again.
     """
     return {
         "command": command_line(),
